@@ -10,11 +10,12 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes test-ray replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test test-engine collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes test-ray replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
+	@echo "make test-engine  the tests of the engine's rooms alone"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, every interleaving, 20 repeats (two hours)"
 	@echo "make test-hosts  jobs on network namespaces, hurt at random, next to a model of each sample's fate; needs root; SECONDS=3600"
 	@echo "make test-recipes  libraries with a fit() of their own, the real ones, killed and resumed (2 minutes)"
@@ -24,10 +25,11 @@ help:
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make regress BASE=COMMIT  what is slower than at another commit: both in turns, on an idle machine (5 minutes)"
-	@echo "make microbench  each stage by pytest-benchmark: bytes, rows and GB/s (5 minutes); docs/benchmarks.md"
+	@echo "make microbench  each stage by pytest-benchmark: bytes, rows and GB/s (5 minutes)"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
-	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
+	@echo "make fuzz      hostile stores through commands (10,000 calls) and, under ASan, all that reads one; FUZZ_SECONDS=600"
+	@echo "make mutants ROOM=storage  which tests of a room find 40 faults of its Python, drawn at random (10 minutes)"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
 	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
@@ -47,6 +49,12 @@ demo: build
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# What a change of the engine needs first: the tests of its rooms, none of a wing.
+ENGINE := state tracking storage recovery saving checkpointer schedules metrics runtime csrc
+test-engine: build
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ENGINE:%=python_tests/%) \
+	  python_tests/test_architecture.py --ignore python_tests/storage/remote $(PYTEST)
 
 # Compiles the tests as pytest runs them: 20 seconds, else in each of its processes.
 collect: build
@@ -141,7 +149,6 @@ bench: build
 	$(BIN)/python bench/pause.py
 	$(BIN)/python bench/training_overhead.py
 	$(BIN)/python bench/peers.py
-	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/page.py
 	$(BIN)/python bench/figures.py
 
@@ -173,7 +180,12 @@ damage-test: build
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 1
 fuzz: build
+	$(BIN)/python -m python_tests.faults.hostile_commands 10000 $(FUZZ_SEED)
 	PYTHON=$(BIN)/python tools/sanitize.sh fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+ROOM ?= storage
+mutants: build
+	$(BIN)/python tools/mutate.py $(ROOM) $(MUTANTS)
 
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh

@@ -14,19 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from results import Results, Row
-from scaling import STAGES, THREADS, Point
 from targets import Target, number, targets
 
 OURS, OTHER, MISSED = "#1f77b4", "#b3b3b3", "#d1495b"
 COLORS = {1: "#7fb3d9", 2: OURS}
-#: What a stage's cost has nothing to do with.
-UNRELATED = {("count", "row_bytes"), ("count", "fraction"), ("select", "row_bytes")}
-#: What the columns of the scaling chart vary: field, label, factor of the unit.
-AXES = (
-    ("num_rows", "rows, millions", 1e-6),
-    ("row_bytes", "bytes of a row", 1.0),
-    ("fraction", "share of the rows saved, %", 100.0),
-)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -147,42 +138,4 @@ def peers(rows: Sequence[Row], path: Path) -> None:
         axes.set_xlabel(label)
         tidy(axes)
     all_axes[0].invert_yaxis()
-    save(figure, path)
-
-
-def scaling(rows: Sequence[Row], path: Path) -> None:
-    """Cost of each stage, a row of panels each, against rows, bytes of a row and fraction."""
-    figure, grid = plt.subplots(
-        len(STAGES), len(AXES), figsize=(10, 11), sharex="col", sharey="row", layout="constrained"
-    )
-    middle = vars(Point())
-    for stage, line in zip(STAGES, grid, strict=True):
-        for (field, label, factor), axes in zip(AXES, line, strict=True):
-            if stage == STAGES[-1]:
-                axes.set_xlabel(label)
-            if (stage, field) in UNRELATED:
-                axes.axis("off")
-                axes.text(0.5, 0.5, "does not depend on it", ha="center", va="center",
-                          color="#888888", transform=axes.transAxes)  # fmt: skip
-                continue
-            others = {key: value for key, value in middle.items() if key != field}
-            here = [r for r in rows if r["stage"] == stage and others.items() <= r.items()]
-            for threads in THREADS:
-                curve = sorted(
-                    (factor * r[field], 1e3 * r["median_seconds"])
-                    for r in here
-                    if r["threads"] == threads
-                )
-                axes.plot(*zip(*curve, strict=True), marker="o", ms=3.5, color=COLORS[threads],
-                          label=f"{threads} thread{'s'[: threads > 1]}")  # fmt: skip
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            plain(axes.xaxis, sorted({factor * r[field] for r in here}))
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-        line[0].set_ylabel(f"{stage}, ms")
-        low, high = line[0].get_ylim()
-        ticks = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 3)]
-        plain(line[0].yaxis, [tick for tick in ticks if low <= tick <= high])
-    grid[0][0].legend(frameon=False, fontsize=8)
     save(figure, path)

@@ -111,7 +111,11 @@ def recover(sizes: Sizes) -> Iterator[Target]:
         tables = Tables(sizes.stored_bytes, store, num_shards=NUM_SHARDS, device=gpu_device.DEVICE)
         tables.save()
         shards = [
-            [path for path in sorted((store / f"shard-{shard:05d}").iterdir()) if path.is_file()]
+            [
+                path
+                for path in sorted((store / "segments").glob(f"*-{shard:05d}-*"))
+                if path.is_file()
+            ]
             for shard in range(NUM_SHARDS)
         ]
         reader = _Reader(max(sum(path.stat().st_size for path in paths) for paths in shards))

@@ -95,7 +95,7 @@ class HotPath:
                         if contender.role == "ours":
                             yield named(contender, f"{contender.name}, {comparison.group}")
 
-    def _measure_base(self, consistency: str) -> Figures:
+    def _measure_base(self, _: str) -> Figures:
         """Open a store; the longest pause of its base snapshot."""
         from pause import PRIORITY
         from training import Protected
@@ -104,10 +104,10 @@ class HotPath:
         self._use_batches_of(2048)
         self._opened += 1
         store = self._folder / f"store-{self._opened}"
-        self._protected = Protected(self._run, store, priority=PRIORITY, consistency=consistency)
+        self._protected = Protected(self._run, store, priority=PRIORITY)
         self._protected.train_until_saved()
         pause = self._protected.metrics.max_stall_seconds
-        return {f"longest pause of a base snapshot, {consistency}": pause}
+        return {"longest pause of a base snapshot": pause}
 
     def _measure_watching(self, batch_size: str) -> Figures:
         """A median step under the Checkpointer, which saves nothing, over one without.
@@ -131,7 +131,7 @@ class HotPath:
             f"watched step, batch {batch_size}": seconds[True],
         }
 
-    def _measure_snapshot(self, consistency: str) -> Figures:
+    def _measure_snapshot(self, _: str) -> Figures:
         """A partial snapshot of 12.5 % of the rows, by training steps of batch 2,048."""
         from pause import fill_budget
 
@@ -144,10 +144,10 @@ class HotPath:
         during = seconds_of(protected.train_until_saved) / (self._run.number - first)
         after = statistics.median(seconds_of(protected.train_step) for _ in range(STEPS_AFTER))
         return {
-            f"longest pause of a snapshot, {consistency}": metrics.max_stall_seconds,
-            f"all pauses of a snapshot, {consistency}": metrics.stall_seconds - stalled,
-            f"step during a snapshot over one after it, {consistency}": during / after,
-            f"bytes of a snapshot, {consistency}": metrics.bytes_written - written,
+            "longest pause of a snapshot": metrics.max_stall_seconds,
+            "all pauses of a snapshot": metrics.stall_seconds - stalled,
+            "step during a snapshot over one after it": during / after,
+            "bytes of a snapshot": metrics.bytes_written - written,
         }
 
     def _use_batches_of(self, batch_size: int) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import charts
 import figures
-import micro_results
 from peers import allowed_memory_bytes
-from results import Results, Row, standing
+from results import Results, Row
 from targets import findings, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,12 +24,8 @@ HEAD = (
     "All measurements run in rounds; each round runs each contender once. A ratio is the median of "
     "the rounds' ratios. Ratios apply to machines like this one, absolute times to this one only. "
     "`python bench/regress.py COMMIT` lists what is slower than at another commit.",
-    "The targets are judged by these rounds. `python -m pytest bench/micro --benchmark-only` "
-    "times each stage by itself, with pytest-benchmark. Use it to see what a change does to one "
-    "stage: `--benchmark-autosave` keeps a run, and `--benchmark-compare` compares with it. "
-    "Both share their workloads. `--tiny` takes seconds, and `--folder` names the disk to "
-    "measure. Each result states its rows, bytes and GB/s. Times of an emulated device show "
-    "nothing but that its kernels run.",
+    "`python bench/run.py bench_staging.py` prints the rounds of some stages. `--tiny` takes "
+    "seconds, and `--folder` names the disk to measure.",
 )
 TAIL = (
     "For a kill or a flipped bit, see [reliability.md](reliability.md); for the accuracy of the "
@@ -50,10 +45,7 @@ def main() -> None:
         tracking,
         pauses,
         peers,
-        scaling,
         gpu,
-        microbenchmarks,
-        operations,
     )
     lines = [
         "# Benchmarks\n",
@@ -73,11 +65,11 @@ def commits() -> Iterator[str]:
     yield paragraph(
         "Every result of [bench/results/](../bench/results/) has the commit it was measured at, "
         "and a digest of each folder of the code then. *Older* means that a folder that it "
-        "measures has changed since, or that no digest was noted. `python bench/figures.py` marks "
-        "figures here and in the [README](../README.md); `make lint` fails if a mark is missing or "
-        "wrong. Digests do not cover the benchmarks themselves."
+        "measures has changed since, or that no digest was noted. `python bench/figures.py` "
+        "writes the table; `make lint` fails if it is wrong. Digests do not cover the benchmarks "
+        "themselves."
     )
-    yield f"{figures.BEGIN}\n{figures.marks('docs/benchmarks.md')}\n{figures.END}\n"
+    yield f"{figures.BEGIN}\n{figures.marks()}\n{figures.END}\n"
 
 
 def table(head: str, align: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -195,12 +187,11 @@ def pauses(results: Results) -> Iterator[str]:
         "the longest pause of each snapshot. The first snapshot of a process has all rows."
     )
     yield from table(
-        "consistency | longest pause | of each snapshot, ms | in the first snapshot | "
+        "longest pause | of each snapshot, ms | in the first snapshot | "
         "gather of as many rows | `dcp.async_save` blocks | snapshot",
-        "lrlrrrr",
+        "rlrrrr",
         (
             (
-                row["consistency"],
                 milliseconds(row["pause_seconds"], 2),
                 ", ".join(f"{1e3 * pause:.1f}" for pause in row["pause_seconds_of_each_round"]),
                 milliseconds(row["pause_of_base_seconds"], 0),
@@ -248,20 +239,6 @@ def peers(results: Results) -> Iterator[str]:
     yield "![Time blocked, time until durable and memory of each saver](images/peers.png)\n"
 
 
-def scaling(results: Results) -> Iterator[str]:
-    """How costs grow."""
-    if (found := results.file("scaling")) is None:
-        return
-    yield "## How costs grow\n"
-    yield paragraph(
-        "One table, around 4 M rows of 64 bytes of which an eighth is saved; one size at a time "
-        "changes. Counting is of 53,248 lookups."
-    )
-    charts.scaling(found["rows"], IMAGES / "scaling.png")
-    yield "![Cost of each stage against rows, bytes of a row and fraction](images/scaling.png)\n"
-    yield machine_line(found["machine"])
-
-
 def gpu(results: Results) -> Iterator[str]:
     """The targets of a GPU, whose results are of another machine."""
     yield "## On a GPU\n"
@@ -298,88 +275,6 @@ def gpu(results: Results) -> Iterator[str]:
     yield machine_line(found["machine"])
     if (IMAGES / "gpu_timeline.png").exists():
         yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
-
-
-def microbenchmarks(results: Results) -> Iterator[str]:
-    """The kept microbenchmarks next to the paired rounds."""
-    if (run := micro_results.newest_run()) is None:
-        return
-    yield "## Microbenchmarks\n"
-    yield paragraph(
-        "A run of `make microbench` is in [bench/results/micro/](../bench/results/micro/). Compare "
-        'with it by `make microbench PYTEST="--benchmark-storage=bench/results/micro '
-        '--benchmark-compare"`. The table has each stage that the paired rounds time, too. Two '
-        "times *agree* if their middle halves overlap. A contender of a round follows its peers, "
-        "which leave other data in the caches and other files on the disk. A microbenchmark "
-        "follows itself."
-    )
-    found = list(micro_results.agreements(run, results))
-    yield from table(
-        "stage | microbenchmark | middle half | paired rounds | middle half | agree | ",
-        "lrrrrll",
-        (
-            (
-                f"`{each.pair.micro}`",
-                milliseconds(each.micro[1], 3),
-                _middle_half(each.micro),
-                milliseconds(each.paired[1], 3),
-                _middle_half(each.paired),
-                "yes" if each.holds else "no",
-                each.pair.difference,
-            )
-            for each in found
-        ),
-    )
-    yield ""
-    cpu = run["machine_info"]["cpu"]
-    yield paragraph(
-        f"{run['datetime'][:10]}, commit {run['commit_info']['id'][:7]}, {cpu['count']} cores "
-        f"({cpu['brand_raw']}), Python {run['machine_info']['python_version']}. "
-        f"{_rounds_of(results)}"
-    )
-
-
-def _rounds_of(results: Results) -> str:
-    """Which machine, and which load, the paired rounds had."""
-    machine = (results.file("operations") or {}).get("machine")
-    if machine is None:
-        return ""
-    return (
-        f"The paired rounds are of {machine['date'][:10]}, commit {machine['commit']}, at a load "
-        f"of {machine['load_average_1min']:.1f} at their end. Two runs apart differ by more than "
-        "either varies, so only ratios within a run are comparable."
-    )
-
-
-def _middle_half(spread: Sequence[float]) -> str:
-    return f"{1e3 * spread[0]:.3f} to {1e3 * spread[2]:.3f}"
-
-
-def operations(results: Results) -> Iterator[str]:
-    """Each operation beside its peers and bounds."""
-    found = results.rows("operations")
-    if not found:
-        return
-    yield "## Operations\n"
-    for group in sorted({row["group"] for row in found}):
-        yield f"### {group[0].upper()}{group[1:]}\n"
-        rows = [row for row in found if row["group"] == group]
-        yield from table(
-            " | median | spread (IQR) | rounds | ",
-            "lrrrl",
-            (
-                (
-                    row["name"],
-                    milliseconds(row["median_seconds"], 3),
-                    milliseconds(row["iqr_seconds"], 3),
-                    str(row["rounds"]),
-                    standing(row),
-                )
-                for row in sorted(rows, key=lambda row: row["median_seconds"])
-            ),
-        )
-        yield ""
-    yield from sorted({machine_line(row["machine"]) for row in found})
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python bench/pause.py [--rounds 5] [--precision int8] [--tiny]
 
 DLRM (`kaggle`, 2.3 GB) at batch 2048, a partial snapshot of 12.5 % of the rows with the options a
-user gets by default, for both kinds of consistency. In each round: the longest pause of a snapshot,
-then the time that the plainest gather of as many rows takes, and the time that
-torch.distributed.checkpoint.async_save holds its caller. Keeps bench/results/pause.json.
+user gets by default. In each round: the longest pause of a snapshot, then the time that the
+plainest gather of as many rows takes, and the time that torch.distributed.checkpoint.async_save
+holds its caller. Keeps bench/results/pause.json.
 
 With --precision, instead: in each round a snapshot of exact rows and one of rounded rows, in turns
 the other first. Keeps bench/results/pause_precision.json.
@@ -29,7 +29,6 @@ from training import Protected, Run, seconds_of
 from cpr_ext import Precision
 from cpr_ext._native import native
 from cpr_ext.saving.priorities import MostFrequentlyUsed
-from cpr_ext.saving.saver import Consistency
 from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 from cpr_ext.state.precision import EXACT
 from cpr_ext.state.table import Table
@@ -71,11 +70,11 @@ def fill_budget(protected: Protected) -> None:
     protected.train_step()
 
 
-def measure(run: Run, consistency: Consistency, folder: Path, rounds: int) -> dict[str, Any]:
-    protected = Protected(run, folder / consistency, priority=PRIORITY, consistency=consistency)
+def measure(run: Run, folder: Path, rounds: int) -> dict[str, Any]:
+    protected = Protected(run, folder / "store", priority=PRIORITY)
     protected.train_until_saved()
     base_pause = protected.metrics.max_stall_seconds
-    peer = DcpAsyncSave(folder / f"peer-{consistency}", run.state(), new_paths=True)
+    peer = DcpAsyncSave(folder / "peer", run.state(), new_paths=True)
     gather = Gather(run.tables)
     gather()
     times: dict[str, list[float]] = {"pause": [], "gather": [], "async_save": []}
@@ -93,7 +92,6 @@ def measure(run: Run, consistency: Consistency, folder: Path, rounds: int) -> di
         waits[0]()
     protected.close()
     return {
-        "consistency": consistency,
         "rounds": rounds,
         "snapshot_bytes": written,
         **{f"{name}_seconds": statistics.median(values) for name, values in times.items()},
@@ -173,10 +171,10 @@ def main() -> None:
             keep("pause_precision", [row])
         return
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
-        rows = [measure(run, kind, Path(folder), options.rounds) for kind in ("row", "step")]
+        rows = [measure(run, Path(folder), options.rounds)]
     for row in rows:
         print(
-            f"{row['consistency']:<6}longest pause {1e3 * row['pause_seconds']:.2f} ms (base "
+            f"longest pause {1e3 * row['pause_seconds']:.2f} ms (base "
             f"{1e3 * row['pause_of_base_seconds']:.2f} ms); gather of as many rows "
             f"{1e3 * row['gather_seconds']:.2f} ms; dcp.async_save blocks "
             f"{1e3 * row['async_save_seconds']:.2f} ms; snapshot "

@@ -31,16 +31,16 @@ from training import PeakMemory, Protected, Run, in_own_process
 from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 
 HERE = Path(__file__).resolve().parent
-OURS = {"cpr_ext": "row", 'cpr_ext, consistency="step"': "step"}
+OURS = "cpr_ext"
 PEERS = {saver.name: saver for saver in savers.PEERS}
 NUM_SLOTS = 2
 
 
-def save_ours(run: Run, folder: Path, consistency: str) -> dict[str, Any]:
+def save_ours(run: Run, folder: Path) -> dict[str, Any]:
     """A base snapshot by a new Checkpointer."""
     memory = PeakMemory()
     started, first = time.perf_counter(), run.number
-    protected = Protected(run, folder / "store", consistency=consistency)
+    protected = Protected(run, folder / "store")
     made_seconds = time.perf_counter() - started
     started = time.perf_counter()
     protected.train_until_saved()
@@ -90,8 +90,8 @@ def child(options: argparse.Namespace) -> None:
     for number in range(options.rounds):
         folder = Path(options.child_folder) / str(number)
         folder.mkdir()
-        if options.child in OURS:
-            one = save_ours(run, folder, OURS[options.child])
+        if options.child == OURS:
+            one = save_ours(run, folder)
         else:
             one = save_peer(run, folder, options.child)
         one["bytes_on_disk"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
@@ -130,7 +130,7 @@ def main() -> None:
     if options.child:
         child(options)
         return
-    names = [name for name in (*OURS, *PEERS) if options.only in name]
+    names = [name for name in (OURS, *PEERS) if options.only in name]
     arguments = ["--rounds", str(options.rounds), *["--tiny"] * options.tiny]
     rows = [
         {"name": name, **in_own_process(__file__, name, *arguments, folder=options.folder)}

@@ -35,12 +35,10 @@ ROOT = HERE.parent
 #: What is measured, in this order, and the rounds of each time.
 PARTS = {
     "operations": 7,
-    "base row": 2,
-    "snapshot row": 6,
+    "base": 2,
+    "snapshot": 6,
     "watching 128": 14,
     "watching 2048": 8,
-    "base step": 2,
-    "snapshot step": 6,
 }
 TIMES = 3
 #: Slower by less than so much is nothing. Watching is a ratio to the same step without it.

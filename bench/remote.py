@@ -36,9 +36,8 @@ from training import PeakMemory, in_own_process
 import cpr_ext
 from cpr_ext.storage.remote import RemoteOptions, fetch_store, open_objects
 from cpr_ext.storage.remote.objects import PART_BYTES
-from cpr_ext.storage.remote.opening import view_of
 from cpr_ext.storage.remote.range_reading import PARALLEL, RANGE_BYTES
-from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_state import objects_of
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
@@ -64,12 +63,8 @@ class Stored:
         self._numbers = itertools.count()
         self._last: RemoteOptions | None = None
         store = self.tables.checkpointer.store
-        self.model = store.description
-        self.view: StoreView = view_of(store, self.model)
-        self.paths = {
-            key: store.directory / name / record.file
-            for key, (name, record) in self.view.records().items()
-        }
+        self.manifest = store.manifest
+        self.paths = {key: store.path_of(r) for key, r in objects_of(self.manifest).items()}
         self.num_bytes = sum(path.stat().st_size for path in self.paths.values())
 
     def options(self) -> RemoteOptions:
@@ -88,8 +83,8 @@ class Stored:
     def copied(self, options: RemoteOptions) -> None:
         """Copy the store to an address."""
         writer = RemoteWriter(open_objects(options), self.tables.store, "bench")
-        writer.open(self.view)
-        writer.copy(self.view)
+        writer.open(self.manifest)
+        writer.copy(self.manifest)
 
 
 def upload(stored: Stored) -> list[Comparison]:
@@ -99,7 +94,7 @@ def upload(stored: Stored) -> list[Comparison]:
 
     def open_writer() -> None:
         writer = RemoteWriter(open_objects(stored.options()), stored.tables.store, "bench")
-        writer.open(stored.view)
+        writer.open(stored.manifest)
         opened.append(writer)
 
     def put(chunk_size: int) -> None:
@@ -127,7 +122,7 @@ def upload(stored: Stored) -> list[Comparison]:
             "upload",
             [
                 Contender(
-                    "RemoteWriter.copy()", lambda: opened.pop().copy(stored.view), "ours",
+                    "RemoteWriter.copy()", lambda: opened.pop().copy(stored.manifest), "ours",
                     open_writer,
                 ),
                 Contender("obstore.put(), 16 MiB parts", lambda: put(PART_BYTES), "bound",
@@ -150,9 +145,9 @@ def cpu_of_copying(stored: Stored) -> dict[str, Any]:
         config = {**options.config, "aws_unsigned_payload": is_unsigned}
         objects = open_objects(replace(options, config=config))
         writer = RemoteWriter(objects, stored.tables.store, "bench")
-        writer.open(stored.view)
+        writer.open(stored.manifest)
         before = time.process_time()
-        writer.copy(stored.view)
+        writer.copy(stored.manifest)
         found[name] = round((time.process_time() - before) / stored.num_bytes * 1e9, 2)
     return found
 
@@ -214,11 +209,11 @@ def read_segments(store: Path) -> int:
     """Read and verify every chunk of every live segment; return their rows."""
     reader, rows = StoreReader(store), 0
     newest = reader.newest()
-    for shard in range(reader.num_shards):
-        ranges = {name: reader.row_range(name, shard) for name in reader.tables}
-        for segment in reader.open_live(shard, newest.snapshot):
+    for shard in range(reader.model.num_shards):
+        ranges = reader.model.row_ranges(shard)
+        for segment in reader.open_at(shard, newest.snapshot):
             held = SegmentRows(segment, ranges)
-            for table in reader.tables:
+            for table in reader.model.tables:
                 for chunk in held.chunks_of(table):
                     rows += len(held.rows(chunk).row_ids)
     return rows
@@ -267,7 +262,7 @@ def with_partials(store: Path, total_bytes: int) -> Comparison:
         checkpointer.save()
         checkpointer.wait()
     checkpointer.close()
-    files = store.rglob("shard-*/*.safetensors")
+    files = store.glob("segments/*-0*-*.safetensors")
     return Comparison(
         f"changed rows of a base and {NUM_PARTIALS} partial snapshots",
         [

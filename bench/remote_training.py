@@ -77,7 +77,7 @@ def train(
         **service,
     )
     protected = Protected(run, folder / "store", remote=address)
-    copy = protected.checkpointer._parts.remote
+    copy = protected.checkpointer.store.origin
     assert copy is not None
     gate = Paused(copy._writer.spend)
     copy._writer.spend = gate

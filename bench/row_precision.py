@@ -3,8 +3,8 @@
     python bench/row_precision.py [--tiny]
 
 Bytes: the segment of a partial snapshot of 12.5 % of the rows, over that of a base in float32. Rows
-have a row-wise Adagrad state of 4 bytes. The limit by arithmetic has 2 + log2(8) bits for a row id,
-and no header, padding or row that stays float32. Times: on one thread, of rows in ascending order
+have a row-wise Adagrad state of 4 bytes. The limit by arithmetic has neither header nor padding.
+Times: on one thread, of rows in ascending order
 spread over a table. FBGEMM's operators round the same rows, packed. Keeps
 bench/results/row_precision.json.
 """
@@ -27,7 +27,7 @@ from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.precision import PRECISIONS, stored_row_bytes
 
 SHARE = 8  # one of so many rows is saved
-STATE_BYTES = 4
+STATE_BYTES, ID_BYTES = 4, 8
 DIMS = (16, 64)
 
 
@@ -53,7 +53,7 @@ def saved_bytes(dim: int, precision: str, num_rows: int, folder: Path) -> tuple[
             checkpointer.step()
             checkpointer.save(kind)
             checkpointer.wait()
-        base, partial = checkpointer.store.shards[0].segments[-2:]
+        base, partial = checkpointer.store.manifest.shards[0][-2:]
         assert (base.kind, partial.kind) == ("base", "partial")
         return base.file_bytes, partial.file_bytes
 
@@ -64,9 +64,8 @@ def byte_rows(folder: Path, *, tiny: bool) -> Iterator[dict[str, Any]]:
         num_rows = 80_000 if tiny else 1 << 27 >> (dim.bit_length() + 2)
         for precision in PRECISIONS:
             base, partial = saved_bytes(dim, precision, num_rows, folder / f"{dim}-{precision}")
-            row_bytes = stored_row_bytes(dim, precision) + STATE_BYTES
-            ids = 8.0 if precision == "float32" else 5 / 8
-            limit = SHARE * (4 * dim + STATE_BYTES) / (row_bytes + ids)
+            row_bytes = stored_row_bytes(dim, precision) + STATE_BYTES + ID_BYTES
+            limit = SHARE * (4 * dim + STATE_BYTES) / row_bytes
             yield {
                 "group": "bytes",
                 "dim": dim,
@@ -129,11 +128,7 @@ def fbgemm_operator(precision: str):
         import fbgemm_gpu  # noqa: F401
     except ImportError:
         return None
-    operators = torch.ops.fbgemm
-    return {
-        "int8": operators.FloatToFused8BitRowwiseQuantized,
-        "int4": lambda rows: operators.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, 4),
-    }.get(precision)
+    return torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized if precision == "int8" else None
 
 
 def main() -> None:

@@ -238,7 +238,6 @@ class CprExt(Saver):
             folder / "store",
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(1),
-            consistency="step",
             overlap="never",  # fill() writes to the tables by hand
             num_shards=2,
             save_at_close=False,

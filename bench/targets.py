@@ -138,7 +138,7 @@ def one_shard(results: Results) -> Values:
 
 
 def pause_milliseconds(results: Results) -> Values:
-    return only(1e3 * row["pause_seconds"] for row in results.rows("pause", consistency="row"))
+    return only(1e3 * row["pause_seconds"] for row in results.rows("pause"))
 
 
 def memory_share(results: Results) -> Values:
@@ -149,7 +149,7 @@ def memory_share(results: Results) -> Values:
 def raw_speed(results: Results) -> Values:
     """Training beside a thread that only writes as many bytes, for every way of ours."""
     raw = results.rows("training_overhead", mode=RAW)
-    return {mode: row["ratio_to_none"] for row in raw for mode in ("row", "step")}
+    return {mode: row["ratio_to_none"] for row in raw for mode in ("row",)}
 
 
 def training_speed(*modes: str) -> Read:
@@ -262,15 +262,7 @@ def targets() -> Iterator[Target]:
         "<=",
         0.05,
         "x",
-        value("pause", "pause_over_async_save", consistency="row"),
-    )
-    yield Target(
-        "pause, one step",
-        "the same, one step, over a gather of the rows",
-        "<=",
-        1.3,
-        "x",
-        value("pause", "pause_over_gather", consistency="step"),
+        value("pause", "pause_over_async_save"),
     )
     yield Target(
         "training speed",
@@ -278,7 +270,7 @@ def targets() -> Iterator[Target]:
         ">=",
         0.97,
         "x",
-        training_speed("row", "step"),
+        training_speed("row"),
         raw_speed,
         training_speed("dcp.async_save", "torch.save"),
     )

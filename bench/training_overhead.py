@@ -36,8 +36,7 @@ HERE = Path(__file__).resolve().parent
 FRACTION = 0.125
 RAW = "raw direct writes"
 MODES = {
-    "row": "cpr_ext, 12.5 % of the rows, captured over several steps",
-    "step": "cpr_ext, 12.5 % of the rows, all as at one step",
+    "row": "cpr_ext, 12.5 % of the rows, then those that have changed since, of one step",
     "dcp.async_save": "torch.distributed.checkpoint.async_save of everything",
     "torchsnapshot.async_take": "torchsnapshot.Snapshot.async_take of everything",
     "torch.save": "torch.save of everything",
@@ -88,7 +87,6 @@ class Ours(Saving):
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
-            consistency="step" if mode == "step" else "row",
             precision=cpr_ext.Precision(partial=rounded_to(mode)),
         )
         self.protected.train_until_saved()  # the base

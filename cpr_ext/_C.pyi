@@ -23,6 +23,7 @@ __all__: list[str] = [
     "DeviceStager",
     "DirtyRows",
     "HostRowHashes",
+    "MAX_HEADER_BYTES",
     "ParameterLists",
     "PendingComparison",
     "PendingRows",
@@ -32,8 +33,10 @@ __all__: list[str] = [
     "RowHashes",
     "RowSampler",
     "RowTracker",
+    "SEGMENT_VERSION",
     "SMALL_BLOCK",
     "SegmentJob",
+    "SegmentLayout",
     "SegmentTable",
     "ShardChecksums",
     "ShardLayout",
@@ -45,6 +48,7 @@ __all__: list[str] = [
     "TakenRows",
     "TensorVersions",
     "ThreadPool",
+    "TrackedTable",
     "apply_delta",
     "are_clean",
     "count_lookups",
@@ -59,8 +63,6 @@ __all__: list[str] = [
     "nonzero_rows",
     "num_devices",
     "num_dirty_of",
-    "pack_row_ids",
-    "packed_row_id_bytes",
     "restore_rows",
     "restore_segment",
     "restore_segments",
@@ -70,7 +72,6 @@ __all__: list[str] = [
     "top_rows",
     "trim_memory",
     "trim_memory_if_short",
-    "unpack_row_ids",
     "use_dlpack",
     "use_instruction_set",
     "use_stream",
@@ -235,6 +236,20 @@ class RowTracker:
         a StopFlag that another thread may set, was set before the rows were found.
         """
 
+    def select_ranges(
+        self,
+        edges: collections.abc.Sequence[typing.SupportsIndex],
+        ks: collections.abc.Sequence[typing.SupportsIndex],
+        *,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+        pool: ThreadPool | None = None,
+        stop: StopFlag | None = None,
+    ) -> list[numpy.typing.NDArray[numpy.int64]]:
+        """Select at most ks[i] rows of each range [edges[i], edges[i + 1]), as select() does.
+
+        Returns the row ids of fewer ranges once `stop` is set.
+        """
+
     def take(
         self,
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
@@ -371,11 +386,6 @@ class HostRowHashes(RowHashes):
     """Hashes of a table in the host's memory."""
 
     def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
-    def assign(
-        self, values: torch.Tensor | numpy.typing.NDArray[typing.Any], begin: typing.SupportsIndex
-    ) -> None:
-        """Take the hashes (n,) uint16 of the rows from `begin` on."""
-
     def compare(
         self,
         arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
@@ -384,8 +394,18 @@ class HostRowHashes(RowHashes):
     ) -> tuple[int, int, int]:
         """Compare those rows of row_ids (n) int64 that the tracker calls clean.
 
-        Returns (the first row that differs, or -1; rows compared; rows that were recorded
-        because their hash was not known).
+        Returns (the first row that differs, or -1; rows compared; clean rows whose hash is not
+        known).
+        """
+
+    def compare_changing(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> tuple[int, int, int]:
+        """Compare those clean rows of row_ids (n) int64, perhaps repeated, that are about to
+        change, as compare does, and forget their hashes.
         """
 
     def compare_range(
@@ -396,15 +416,6 @@ class HostRowHashes(RowHashes):
         end: typing.SupportsIndex,
     ) -> tuple[int, int, int]:
         """Compare those rows of [begin, end) that the tracker calls clean, as compare does."""
-
-    def record_unknown(
-        self,
-        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
-        begin: typing.SupportsIndex,
-        end: typing.SupportsIndex,
-        pool: ThreadPool | None = None,
-    ) -> None:
-        """Record those of the rows [begin, end) whose hash is not known, as they are now."""
 
     def values(
         self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]
@@ -586,12 +597,9 @@ class DeviceStager:
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
         precision: str,
         stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> tuple[numpy.typing.NDArray[numpy.bool], float, numpy.typing.NDArray[numpy.float32]]:
+    ) -> None:
         """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;
         waits.
-
-        Returns (n,) bool, which rows broke the bound and are zeros; the largest error of the
-        others; and (k, columns) float32, those rows as they are.
         """
 
     def scatter_rows(
@@ -716,35 +724,31 @@ class SegmentTable:
         """
 
     def chunk_bytes(self, count: typing.SupportsIndex) -> int:
-        """Return the bytes that a chunk of `count` rows takes in a slot at most."""
+        """Return the bytes that a chunk of `count` rows takes in a slot."""
 
-    def keep_exact(
+    def describe(
         self,
-        exact: collections.abc.Sequence[
-            tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]
-        ],
+        name: str,
+        arrays: str,
+        stored: collections.abc.Sequence[tuple[str, str, str]],
+        shape: str | None = None,
     ) -> None:
-        """Set (first, count, file offset) of the exact rows of chunks to be read."""
+        """Set what the header of a new segment says of the table.
 
-    def mark_rows(
-        self,
-        marks: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        first_row_id: typing.SupportsIndex = 0,
-        *,
-        of_row: typing.SupportsIndex,
-        of_exact: typing.SupportsIndex,
-    ) -> None:
-        """Let a restore note in (n,) uint8 which rows it writes: of_row, or of_exact of the
-        exact rows. first_row_id: of the first mark.
+        name: a JSON text. arrays: one that describes the rows. stored: of row_ids and each
+        array the name (a JSON text), the dtype in safetensors, and the shape of a row
+        (',2,3'). shape: of a tensor that is no table ('2,3').
         """
 
-    def pack_row_ids(
+    def in_file(
         self,
-        runs: collections.abc.Sequence[
-            tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]
-        ],
-    ) -> None:
-        """Set that the row ids are packed: (count, first, last) of each chunk. After place()."""
+        num_rows: typing.SupportsIndex,
+        range_begin: typing.SupportsIndex | None,
+        block_bytes: typing.SupportsIndex,
+    ) -> SegmentTable:
+        """Return the table with the rows of a file, for place(). range_begin: None: its row ids
+        are in the file.
+        """
 
     def place(
         self,
@@ -758,26 +762,41 @@ class SegmentTable:
     ) -> int:
         """Return the most rows of a chunk that keep every chunk aligned in the file."""
 
+    def with_range(
+        self, begin: typing.SupportsIndex, num_rows: typing.SupportsIndex
+    ) -> SegmentTable:
+        """Return the table with other rows: so many from `begin` on."""
+
+    def with_row_ids(
+        self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]
+    ) -> SegmentTable:
+        """Return the table with other rows: (n,) int64, ascending, not changed from now on."""
+
+class TrackedTable:
+    """What forgets captured rows of a table."""
+
+    def __init__(
+        self,
+        trackers: collections.abc.Sequence[RowTracker],
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+    ) -> None:
+        """weight: the table's, or None if no tracker needs it."""
+
 class CapturedRows:
     """The rows of a segment. Their trackers forget those that are captured, the moment they are,
     and get them back if the segment fails. Used by one thread at a time.
     """
 
     def __init__(self) -> None: ...
-    def add_table(
+    def add_tables(
         self,
-        *,
-        trackers: collections.abc.Sequence[RowTracker],
-        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
-        begin: typing.SupportsIndex,
-        end: typing.SupportsIndex,
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
-        chosen: PendingRows | None = None,
+        tracked: collections.abc.Sequence[TrackedTable],
+        tables: collections.abc.Sequence[SegmentTable],
+        chosen: collections.abc.Sequence[PendingRows] = [],
     ) -> None:
-        """Add a table: its rows [begin, end), or `row_ids` (n,) int64 of them, ascending.
+        """Add the rows of a segment's tables, and who is to forget them.
 
-        weight: the table's, or None if no tracker needs it.
-        chosen: has row_ids on a device; None: nothing has.
+        chosen: of each table what has its row ids on a device, or None; empty: of none.
         """
 
     def forget(self) -> None:
@@ -788,6 +807,31 @@ class CapturedRows:
 
     def take_all(self) -> None:
         """Have the trackers forget all rows."""
+
+class SegmentLayout:
+    """Where the tables of a new segment lie in its file."""
+
+    def __init__(
+        self,
+        *,
+        tables: collections.abc.Sequence[SegmentTable],
+        metadata: str,
+        slot_bytes: typing.SupportsIndex,
+        max_chunk_bytes: typing.SupportsIndex = 0,
+        block_bytes: typing.SupportsIndex = 0,
+    ) -> None:
+        """Set where each table lies, whose chunks go through slots of so many bytes.
+
+        metadata: a JSON object. block_bytes: 0: the small one where padding would count.
+        """
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+
+    @property
+    def header_bytes(self) -> int:
+        """Size of the header."""
 
 class SegmentJob:
     """One segment on its way to disk."""
@@ -812,32 +856,23 @@ class SegmentJob:
     def chunks(self) -> list[tuple[int, int, int, int, list[int]]]:
         """Return the captured chunks with their checksums; UsageError before all are written."""
 
-    def copy_before_write(
-        self,
-        changing: collections.abc.Sequence[
-            tuple[typing.SupportsIndex, torch.Tensor | numpy.typing.NDArray[typing.Any]]
-        ],
-    ) -> list[int]:
-        """Copy those rows that wait to be captured, before they change.
-
-        changing: tables, each with the ids (n,) int64 of rows.
-
-        Returns how many of the row ids of each are done; fewer than n if memory is full.
-        """
-
     def finish(self, header: bytes) -> None:
         """Write the header and sync the file."""
 
+    def header(self, layout: SegmentLayout) -> bytes:
+        """Return the header for finish(); UsageError before all rows are written."""
+
     def mark_committed(self) -> None:
         """Record that a manifest names the segment; UsageError before finish()."""
-
-    def rounding(self) -> list[tuple[int, int, int, float]]:
-        """Return (table, first, exact rows, largest error) of each chunk of rounded rows."""
 
     def wait(self, state: str, timeout_seconds: float | None = None) -> bool:
         """Return True once `state` is reached, False at the time-out. Raises the job's first
         error.
         """
+
+    @property
+    def captured_bytes(self) -> int:
+        """Bytes that all captured chunks took in slots."""
 
     @property
     def state(self) -> str:
@@ -851,13 +886,9 @@ class SnapshotPipeline:
         *,
         num_slots: typing.SupportsIndex,
         slot_bytes: typing.SupportsIndex,
-        copy_on_write_bytes: typing.SupportsIndex = 0,
         pool: ThreadPool | None = None,
         stagers: collections.abc.Sequence[DeviceStager] = [],
     ) -> None: ...
-    def make_memory(self) -> None:
-        """Have the system make the memory for copied rows now, not when rows are first copied."""
-
     def start(
         self,
         *,
@@ -868,16 +899,13 @@ class SnapshotPipeline:
         direct_io: bool = True,
         refuse_nan: bool = True,
         max_chunk_bytes: typing.SupportsIndex = 0,
-        copy_on_write: bool = False,
-        hashes: collections.abc.Sequence[
-            tuple[RowHashes, typing.SupportsIndex, HostRowHashes]
-        ] = [],
+        hashes: collections.abc.Sequence[tuple[RowHashes, typing.SupportsIndex]] = [],
         captured: CapturedRows | None = None,
     ) -> SegmentJob:
         """Start a segment. Raises UsageError if the tables do not fit the slots or the file.
 
-        hashes: of each table (hashes, n, stored). Captured rows are recorded in `hashes`, of
-        their first n arrays, and in `stored` as a restore will write them; both may be None.
+        hashes: of each table (hashes, n). Captured rows are recorded in `hashes`, of their
+        first n arrays; it may be None.
         captured: whose trackers forget rows as they are captured; None: no tracker does.
         """
 
@@ -888,10 +916,6 @@ class SnapshotPipeline:
         """Return the record: ("check" or "write", begin, end) in nanoseconds of
         time.perf_counter_ns(), in the order of their ends.
         """
-
-    @property
-    def copied_bytes(self) -> int:
-        """Memory that rows copied before they changed take now."""
 
     @property
     def num_free_slots(self) -> int:
@@ -923,6 +947,10 @@ class RestoreSource:
     @property
     def path(self) -> str:
         """Path of the file."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that the largest of the chunks takes in a slot."""
 
 class ShardLayout:
     """The rows of a worker as 64-bit words, weight and state side by side.
@@ -1101,16 +1129,6 @@ def num_devices() -> int:
 def num_dirty_of(trackers: collections.abc.Sequence[RowTracker]) -> list[int]:
     """Count the dirty rows of each tracker; waits once for each device."""
 
-def pack_row_ids(
-    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-) -> numpy.typing.NDArray[numpy.uint8]:
-    """Return ascending row ids (n,) int64 in few bits, by Elias and Fano."""
-
-def packed_row_id_bytes(
-    count: typing.SupportsIndex, first: typing.SupportsIndex, last: typing.SupportsIndex
-) -> int:
-    """Return the bytes of `count` packed row ids from `first` to `last`."""
-
 def restore_rows(
     stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
@@ -1165,12 +1183,9 @@ def round_rows(
     precision: str,
     stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
-) -> tuple[numpy.typing.NDArray[numpy.bool], float]:
+) -> None:
     """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids
     all rows.
-
-    Returns (n,) bool, which rows broke the bound and are zeros, and the largest error
-    of the others.
     """
 
 def scatter_rows(
@@ -1205,14 +1220,6 @@ def trim_memory(device: typing.SupportsIndex) -> None:
 def trim_memory_if_short(device: typing.SupportsIndex) -> None:
     """Do so if little of the device's memory is free."""
 
-def unpack_row_ids(
-    packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    count: typing.SupportsIndex,
-    first: typing.SupportsIndex,
-    last: typing.SupportsIndex,
-) -> numpy.typing.NDArray[numpy.int64] | None:
-    """Invert pack_row_ids() of `count` ids from `first` to `last`; None if it is not that."""
-
 def use_dlpack(use: bool) -> bool:
     """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.
 
@@ -1229,5 +1236,7 @@ def use_stream(device: typing.SupportsIndex, stream: typing.SupportsIndex) -> No
     """
 
 ALIGNMENT: int = 4096
+MAX_HEADER_BYTES: int = 67108864
+SEGMENT_VERSION: int = 1
 SMALL_BLOCK: int = 8
 has_cuda: bool = True

@@ -14,10 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpr_ext.checkpointer.all_options import CheckpointerOptions
     from cpr_ext.checkpointer.checkpointer import Checkpointer
-    from cpr_ext.checkpointer.load_into import load_into
-    from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
+    from cpr_ext.checkpointer.options import StagingOptions
+    from cpr_ext.checkpointer.recovery_calls import load_into
     from cpr_ext.errors import (
         CprError,
         DamageError,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         UntrackedChangeWarning,
         UsageError,
     )
+    from cpr_ext.policy.target_pls import TargetPLS
     from cpr_ext.proving.prove import prove
     from cpr_ext.recovery.report import RecoveryReport
     from cpr_ext.saving.priorities import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     )
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
     from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Progress, Schedule
-    from cpr_ext.schedules.target_pls import TargetPLS
     from cpr_ext.state.precision import Precision
     from cpr_ext.state.slot_keys import SlotKeys
     from cpr_ext.state.table import Table
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AllRows",
     "Checkpointer",
-    "CheckpointerOptions",
-    "CompactionOptions",
     "Continuous",
     "CprError",
     "DamageError",
@@ -90,8 +87,6 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "saving.priorities",
     "Checkpointer": "checkpointer.checkpointer",
-    "CheckpointerOptions": "checkpointer.all_options",
-    "CompactionOptions": "checkpointer.options",
     "Continuous": "schedules.intervals",
     "CprError": "errors",
     "DamageError": "errors",
@@ -116,10 +111,10 @@ _MODULES = {
     "StoreError": "errors",
     "SubSampledUsed": "saving.priorities",
     "Table": "state.table",
-    "TargetPLS": "schedules.target_pls",
+    "TargetPLS": "policy.target_pls",
     "UntrackedChangeWarning": "errors",
     "UsageError": "errors",
-    "load_into": "checkpointer.load_into",
+    "load_into": "checkpointer.recovery_calls",
     "prove": "proving.prove",
 }
 # What is often looked for here.

@@ -11,7 +11,7 @@ class CprError(Exception):
     """Base of every error this library raises on purpose."""
 
 
-class UsageError(CprError, ValueError):
+class UsageError(CprError):
     """The caller requested something impossible; nothing was changed."""
 
 

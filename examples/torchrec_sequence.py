@@ -103,7 +103,6 @@ def main():
         *(model, optimizer, f"{options.store}/{dist.get_rank()}"),
         schedule=cpr_ext.EverySteps(20),
         priority=cpr_ext.AllRows(),  # all rows that changed: nothing is older after a restart
-        consistency="step",
     ) as ckpt:
         for step in range(ckpt.recover().step, options.steps):  # 3
             optimizer.zero_grad()

@@ -37,9 +37,9 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
     {"errors", "_native"},
-    {"runtime", "policy"},
+    {"runtime"},
     {"state", "schedules"},
-    {"tracking", "storage"},
+    {"tracking", "storage", "policy"},
     {"recovery", "metrics", "cli"},
     {"saving"},
     {"checkpointer"},
@@ -50,7 +50,14 @@ PYTHON_ROOMS: list[set[str]] = [
 ]
 # Pure folders, which may import less, and the modules there that are not.
 PURE: dict[str, set[str]] = {"policy": {"errors"}, "lab/dlrm": {"errors"}}
-IMPURE = ("lab/dlrm/trainer", "lab/dlrm/failures")  # train and fail the reference model
+# Train and fail the reference model; a schedule that plans.
+IMPURE = ("lab/dlrm/trainer", "lab/dlrm/failures", "policy/target_pls")
+# What the engine works without, and does not import.
+WINGS = ("storage/remote", "policy", "proving", "integrations", "tools", "lab", "cli")
+ENGINE = {
+    *("errors", "_native", "runtime", "state", "schedules", "tracking", "storage", "recovery"),
+    *("metrics", "saving", "checkpointer"),
+}
 COMPILED = "_C"  # only _native imports it
 
 HOW_TO_ADD = (
@@ -137,6 +144,11 @@ def pure_folder_of(path: str) -> str | None:
     return next((folder for folder in PURE if path.startswith(f"{folder}/")), None)
 
 
+def is_of_a_wing(path: str) -> bool:
+    """Whether cpr_ext/`path`, a file or what is imported, is part of a wing."""
+    return any(f"{path}/".startswith(f"{wing}/") for wing in WINGS)
+
+
 def allowed_imports(path: str) -> set[str]:
     """The rooms that cpr_ext/`path` may import, besides its own."""
     room = room_of(path)
@@ -181,6 +193,8 @@ def python_faults(path: str, text: str) -> Iterator[str]:
     for imported in imported_paths(path, text):
         target = room_of(imported + ".py") if imported else "__init__"
         pure = pure_folder_of(path)
+        if room in ENGINE and not is_of_a_wing(path) and is_of_a_wing(imported):
+            yield f"cpr_ext/{path} imports {imported}; the engine imports no wing"
         if target == room and pure in (None, pure_folder_of(f"{imported}/")):
             continue
         if target not in {*python_rooms(), COMPILED}:

@@ -174,9 +174,8 @@ def die(checkpointer):
         checkpointer._saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
     checkpointer._watch.detach()
-    committer = checkpointer._saver._parts.committer
-    if committer._thread.is_alive():  # the dead read nothing back
-        committer.call(checkpointer._saver.claims.round_trips.drop).result()
+    if (read_back := checkpointer._saver.outcomes.read_back) is not None:
+        read_back.has_ended = True  # the dead read nothing back
     checkpointer.store.close()
 
 
@@ -294,17 +293,17 @@ def read_chunks(path) -> list[Captured]:
 
 def shard_records(store) -> Iterator[tuple]:
     """(shard, record, path) of every live segment, oldest first in each shard."""
-    for shard, manifest in enumerate(store.shards):
-        for record in manifest.segments:
-            yield shard, record, manifest.path_of(record)
+    for shard, records in enumerate(store.manifest.shards):
+        for record in records:
+            yield shard, record, store.path_of(record)
 
 
 def committed_steps(store: Path) -> list[int]:
     """Of the snapshots that a store names, which may be in use; a new one names none."""
-    manifest = store / "dense" / "MANIFEST.json"
+    manifest = store / "MANIFEST.json"
     if not manifest.exists():
         return []
-    return [r["last_step"] for r in json.loads(manifest.read_text())["content"]["segments"]]
+    return [r["last_step"] for r in json.loads(manifest.read_text())["content"]["dense"]]
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:

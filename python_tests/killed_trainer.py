@@ -23,20 +23,20 @@ import cpr_ext
 from cpr_ext.lab.dlrm.presets import find_preset
 from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
-from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.segment_header import read_segment
+from cpr_ext.storage.manifest import read_manifest
+from cpr_ext.storage.store_reader import StoreReader
 
 NUM_SHARDS = 3
 BATCH_SIZE = 32
 NUM_STEPS = 200
 SOURCE = Synthetic([40, 500, 3000], num_samples=BATCH_SIZE * NUM_STEPS)
 # With these a continued run ends in the very state of an uninterrupted one.
-EXACT = {"priority": cpr_ext.AllRows(), "consistency": "step"}
+EXACT = {"priority": cpr_ext.AllRows()}
 KINDS = [
     EXACT,
-    {"priority": cpr_ext.MostFrequentlyUsed(), "consistency": "row"},
-    {"priority": cpr_ext.SubSampledUsed(), "consistency": "step"},
-    {"priority": cpr_ext.LargestChange(), "consistency": "row"},
+    {"priority": cpr_ext.MostFrequentlyUsed()},
+    {"priority": cpr_ext.SubSampledUsed()},
+    {"priority": cpr_ext.LargestChange()},
 ]
 
 
@@ -69,7 +69,7 @@ def train(store, kind, journal):
             journal.write("resumed", progress.step - 1)
         if progress.step % 7 == 0:
             trainer._checkpointer.wait()
-            journal.write("durable", trainer._checkpointer.store.dense.segments[-1].last_step)
+            journal.write("durable", trainer._checkpointer.store.manifest.dense[-1].last_step)
 
     trainer = Trainer(
         find_preset("tiny"),
@@ -114,20 +114,12 @@ def wait_for(journal, event, pid):
 
 def committed_step(store):
     """Step of the newest snapshot committed as a whole; every segment that is listed is there."""
-    if not (store / "dense").exists():
+    if not (store / "MANIFEST.json").exists():
         return 0
-    for name in ["dense", *(f"shard-{shard:05d}" for shard in range(NUM_SHARDS))]:
-        if not (store / name).exists():
-            continue
-        manifest = Manifest(store / name)
-        for record in manifest.segments:
-            read_segment(
-                manifest.path_of(record),
-                header_bytes=record.header_bytes,
-                header_crc32c=record.header_crc32c,
-            )
-    dense = Manifest(store / "dense").segments
-    return dense[-1].last_step if dense else 0
+    reader = StoreReader(store)
+    for record in reader.manifest.records():
+        reader.open(record)
+    return reader.manifest.newest.last_step if reader.manifest.newest else 0
 
 
 def run_to_the_end(store, kind, journal):
@@ -135,7 +127,7 @@ def run_to_the_end(store, kind, journal):
     assert status == 0
     assert journal.read("finished") == [str(NUM_STEPS)]
     assert committed_step(store) == NUM_STEPS
-    record = Manifest(store / "dense").segments[-1]
+    record = read_manifest(store).dense[-1]
     assert record.num_samples == NUM_STEPS * BATCH_SIZE
     return journal.read("digest")[0]
 

@@ -27,7 +27,6 @@ def checkpointer(model, optimizers, **options):
         "store",
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(5),
-        consistency="step",
         when_busy="wait",
         **options,
     )

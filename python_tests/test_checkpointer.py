@@ -10,7 +10,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.saving.snapshot_rows import SnapshotRows
-from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.store import Store
 from python_tests.helpers import (
     Trained,
     assert_same,
@@ -34,7 +34,7 @@ def begun_at(run, num_steps):
     return begun
 
 
-EXACT = {"consistency": "step", "when_busy": "wait", "optimizer": "sgd"}
+EXACT = {"when_busy": "wait", "optimizer": "sgd"}
 
 
 # --- when ---
@@ -69,13 +69,13 @@ def test_time_alone_makes_a_snapshot_due(tmp_path):
 def held_commits(monkeypatch):
     """Commits wait until the event is set: a disk that takes its time."""
     gate = threading.Event()
-    commit = Manifest.commit
+    add = Store.add
 
-    def commit_later(self, segments, seen=None):
-        assert not segments or gate.wait(60)  # a new store's first manifests name none
-        commit(self, segments, seen)
+    def add_later(self, dense, rows):
+        assert gate.wait(60)
+        add(self, dense, rows)
 
-    monkeypatch.setattr(Manifest, "commit", commit_later)
+    monkeypatch.setattr(Store, "add", add_later)
     yield gate
     gate.set()
 
@@ -83,7 +83,7 @@ def held_commits(monkeypatch):
 def test_a_snapshot_that_is_due_while_another_is_on_its_way_begins_once_that_is_committed(
     tmp_path, held_commits
 ):
-    run = Trained(tmp_path, consistency="step", schedule=cpr_ext.EverySteps(2))
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2))
     assert begun_at(run, 7) == [(1, "base")]
     first = run.checkpointer._saver.in_flight
     assert first.state == "captured"
@@ -104,7 +104,7 @@ def test_a_snapshot_that_is_due_while_another_is_on_its_way_begins_once_that_is_
 def test_snapshots_that_are_due_faster_than_they_are_written_are_reported_once(
     tmp_path, held_commits, caplog, schedule, warns
 ):
-    run = Trained(tmp_path, consistency="step", schedule=schedule)
+    run = Trained(tmp_path, schedule=schedule)
     for number in range(1, 6):
         while run.checkpointer._saver.in_flight is None:
             run.train(1)
@@ -142,24 +142,22 @@ def test_wait_gives_up_after_its_time_and_can_be_called_again(tmp_path, held_com
     run.checkpointer.close()
 
 
-def test_one_step_captures_no_more_than_about_a_slot_or_all_slots_of_a_gpu(tmp_path):
+def test_one_step_captures_no_more_than_about_a_slot_or_all_slots_of_a_gpu(tmp_path, monkeypatch):
     tables, slot_bytes = {"a": (12_000, 8)}, 64 << 10
     run = Trained(
         tmp_path, tables, num_shards=8, staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes)
     )
     captured = []
-    advance = SnapshotRows._note_captured
+    capture = SnapshotRows.capture
 
-    def note(self, part, chunks, step):
-        num_bytes = advance(self, part, chunks, step)
-        captured.append((step, num_bytes))
-        return num_bytes
+    def note(self, step, **options):
+        before = self.bytes_captured
+        progressed = capture(self, step, **options)
+        captured.append((step, self.bytes_captured - before))
+        return progressed
 
-    SnapshotRows._note_captured = note
-    try:
-        run.train(40)
-    finally:
-        SnapshotRows._note_captured = advance
+    monkeypatch.setattr(SnapshotRows, "capture", note)
+    run.train(40)
     most = 1 + run.checkpointer._saver._options.slots_per_step
     for step in range(1, 41):
         assert sum(n for at, n in captured if at == step) <= most * slot_bytes
@@ -347,7 +345,7 @@ def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
         weight = nn.Parameter(torch.randn(50, 3, generator=torch.Generator().manual_seed(seed)))
         optimizer = torch.optim.Adagrad([weight], lr=0.1)
         checkpointer = cpr_ext.Checkpointer(
-            nn.Linear(2, 1), optimizer, tmp_path, tables={"w": weight}, **{"consistency": "step"}
+            nn.Linear(2, 1), optimizer, tmp_path, tables={"w": weight}
         )
         return weight, optimizer, checkpointer
 
@@ -366,7 +364,7 @@ def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
 def test_weights_of_a_compiled_model_are_saved_and_recovered(tmp_path):
     model, optimizers = build({"a": (50, 3)}, "sgd")
     compiled = torch.compile(model, backend="eager")
-    checkpointer = cpr_ext.Checkpointer(compiled, optimizers, tmp_path, consistency="step")
+    checkpointer = cpr_ext.Checkpointer(compiled, optimizers, tmp_path)
     generator = torch.Generator().manual_seed(0)
     train_step(compiled, optimizers, make_indices(model, generator, 5), generator)
     checkpointer.step()

@@ -23,7 +23,6 @@ def test_every_error_has_the_common_base_and_says_what_it_means(kind):
 @pytest.mark.parametrize(
     ("kind", "builtin"),
     [
-        (errors.UsageError, ValueError),
         (errors.RowIndexError, IndexError),
         (errors.NanError, ArithmeticError),
         (errors.StorageError, OSError),

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,18 +34,6 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
     ):
         assert any(line.startswith(stage) and "x" in line for line in shown.splitlines()), stage
     assert len([line for line in shown.splitlines() if "simplest kernel" in line]) == 3
-
-
-def test_the_hosts_cost_is_told_by_stage_for_a_step_and_for_a_snapshot() -> None:
-    shown = run("bench/gpu_host_cost.py", "--tiny").splitlines()
-    for stage in ("read the gradients, count", "keep tensors for the stream", "all stages"):
-        assert any(line.startswith("per step") and stage in line for line in shown), stage
-    for stage in ("submit choosing", "copy the rows on the device", "all stages"):
-        [line] = [line for line in shown if line.startswith("per snapshot") and stage in line]
-        assert float(line.split()[-2]) > 0, line
-    assert any(line.startswith("per segment of 1,000 rows") for line in shown)
-    [launched] = [line for line in shown if line.startswith("per step") and "LaunchKernel" in line]
-    assert launched.split()[-2:] == ["1", "calls"]
 
 
 @pytest.fixture
@@ -95,40 +82,7 @@ def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
     assert library.bound_gather is not None
 
 
-def test_what_does_not_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds = load("gpu_bounds")
-    with pytest.raises(RuntimeError, match=r"could not compile gpu_bounds.cu:\n.*wrong flag"):
-        bounds.compile_with([sys.executable, "-c", "raise SystemExit('wrong flag')"])
-
-
 # --- what is made of results ---
-
-
-def test_a_ratio_is_of_the_same_round_and_only_a_share_of_the_others_time_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    table = load("gpu_table")
-    slower = iter([1.0, 10.0, 100.0] * 10)
-    now = SimpleNamespace(factor=1.0, calls=0)
-
-    def seconds(work: Any) -> float:
-        if now.calls % 2 == 0:
-            now.factor = next(slower)
-        now.calls += 1
-        return work() * now.factor
-
-    [row] = table.compare(
-        "stage",
-        lambda: 2.0,
-        table.Other("other", lambda: 8.0, promised=2.5, share=0.5),
-        rounds=3,
-        seconds=seconds,
-    )
-    assert row.ratio == pytest.approx(2.0)
-    assert row.verdict == "MISSED"
-    assert row.other_seconds == pytest.approx(40.0)
-    assert table.Target("s", "a", None, 0.1, 1.0, 1.0).verdict == "-"
-    assert table.Target("s", "a", 2.0, 2.0, 1.0, 2.0).verdict == "met"
 
 
 def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once(
@@ -168,11 +122,6 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     assert "| early | other | 2.00x | 1.00x | 1000.000 ms | 2000.000 ms | met |" in page
     assert "| late | other | 0.50x | 1.00x | 1000.000 ms | 500.000 ms | missed |" in page
     assert "a failed: MemoryError: all is full" in page
-
-
-def test_a_page_says_that_no_gpu_was_measured(tmp_path: Path) -> None:
-    page = "\n".join(load("page").gpu(load("results").Results(tmp_path)))
-    assert "Not yet measured" in page
 
 
 def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys: Any) -> None:

@@ -83,38 +83,6 @@ def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Pat
     assert not left.exists()
 
 
-def test_a_part_for_which_no_time_is_left_is_not_begun(tmp_path: Path) -> None:
-    began = tmp_path / "began"
-    assert run(tmp_path, Part("late", f"touch {began}", 30), minutes=0) == [
-        (False, "no time was left for it")
-    ]
-    assert not began.exists()
-
-
-def test_results_are_kept_if_the_part_wrote_them_also_if_it_then_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    (tmp_path / "old.json").touch()
-    os.utime(tmp_path / "old.json", (1, 1))
-    part = Part(
-        "p", 'echo 1 > new.json; echo 2 > "$GPU_OUT/own"; exit 1', 9, keeps=("old.json", "new.json")
-    )
-    run(tmp_path / "out", part)
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"new.json", "own", "log.txt", "summary.json"}
-
-
-def test_nothing_is_run_on_a_core_that_was_not_built(tmp_path: Path) -> None:
-    began = tmp_path / "began"
-    parts = [Part("build", "echo no; exit 1", 9), Part("test", f"touch {began}", 9)]
-    assert run(tmp_path, *parts) == [
-        (False, "exit status 1: no"),
-        (False, "not run: the build failed"),
-    ]
-    assert not began.exists()
-
-
 # --- what a machine lacks ---
 
 
@@ -144,47 +112,6 @@ def test_a_part_that_lacks_something_fails_with_the_remedy(
     assert re.search(told, said), said
     assert (tmp_path / "log.txt").read_text() == f"== p\n{said}\n"
     assert not (tmp_path / "began").exists()
-
-
-def program(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
-def test_a_tool_is_found_where_it_usually_lies(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(machines, "INSTALLED", tmp_path / "local")
-    assert machines.find_tool("nvcc", {"PATH": str(tmp_path)}) is None
-    old, new = (program(tmp_path / "local" / f"cuda-{v}" / "bin" / "nvcc") for v in ("9.2", "13.0"))
-    assert machines.find_tool("nvcc", {"PATH": ""}) == new
-    usual = program(tmp_path / "local" / "cuda" / "bin" / "nvcc")
-    assert machines.find_tool("nvcc", {"PATH": ""}) == usual
-    assert machines.find_tool("nvcc", {"PATH": "", "CUDA_HOME": str(old.parents[1])}) == old
-    on_path = program(tmp_path / "path" / "nvcc")
-    given = {"PATH": str(on_path.parent), "CUDA_HOME": str(old.parents[1])}
-    assert machines.find_tool("nvcc", given) == on_path
-    assert machines.find_tool("nvcc", {**given, "CUDACXX": str(new)}) == new
-
-
-def test_a_build_finds_nvcc_and_compiles_for_the_gpu_that_is_here(monkeypatch) -> None:
-    for name in ("CUDACXX", "TORCH_CUDA_ARCH_LIST"):
-        monkeypatch.delenv(name, raising=False)
-    machine = a_machine({"nvcc": Path("/opt/c/bin/nvcc")}, architecture="9.0")
-    found = machine.environment()
-    assert found["CUDACXX"] == "/opt/c/bin/nvcc"
-    assert found["PATH"].split(os.pathsep)[0] == "/opt/c/bin"
-    assert found["TORCH_CUDA_ARCH_LIST"] == "9.0"
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    assert "TORCH_CUDA_ARCH_LIST" not in machine.environment()
-
-
-def test_the_interpreter_is_asked_what_it_has() -> None:
-    found = machines.examine(sys.executable, ["json", "no_such_module"])
-    assert found.about["missing"] == ["no_such_module"]
-    assert found.about["torch"].split("+")[0].count(".") == 2
-    with pytest.raises(RuntimeError, match="ended with exit status"):
-        machines.examine("false", [])
 
 
 # --- the parts that there are ---
@@ -223,15 +150,6 @@ def main(monkeypatch, *arguments: str) -> int:
     return gpu.main()
 
 
-def test_without_a_gpu_nothing_is_run(tmp_path: Path, capsys, monkeypatch) -> None:
-    machine = a_machine(has_gpu=False, torch="2.11")
-    monkeypatch.setattr(gpu, "examine", lambda python, modules: machine)
-    monkeypatch.setattr(gpu, "PARTS", (Part("only", f"touch {tmp_path}/began", 30),))
-    assert main(monkeypatch, "--out", str(tmp_path)) == 1
-    assert "finds no GPU here; nothing was run" in capsys.readouterr().err
-    assert not (tmp_path / "began").exists()
-
-
 def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
@@ -257,15 +175,6 @@ def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
     with pytest.raises(SystemExit):
         main(monkeypatch, "c")
     assert "no part is called c; there are build, a, b" in capsys.readouterr().err
-
-
-def test_the_time_in_which_torch_is_loaded_is_part_of_a_calls(tmp_path: Path, monkeypatch) -> None:
-    """A machine that is lent ends a command after ten minutes, and with it what was not kept."""
-    given = []
-    monkeypatch.setattr(gpu, "examine", lambda *_: time.sleep(0.6) or a_machine())
-    monkeypatch.setattr(gpu, "run_all", lambda *arguments: given.append(arguments[-1]) or [])
-    main(monkeypatch, "--out", str(tmp_path), "--minutes", "1", "smoke")
-    assert given[0] <= 1 - 0.6 / 60
 
 
 # --- the first run on a machine that is lent ---
@@ -296,26 +205,6 @@ def test_three_commands_of_ten_minutes_run_all_parts(tmp_path: Path) -> None:
         run += names
     assert run[0] == "smoke"
     assert sorted(run) == sorted(set(limits) - {"build"})
-
-
-def test_a_core_that_does_not_fit_the_machine_is_built_there(tmp_path: Path) -> None:
-    assert "--no-build" not in first_run("1", str(tmp_path), python="false")
-
-
-def test_a_run_leaves_at_most_eight_files(tmp_path: Path) -> None:
-    written = [name for part in parts_of.PARTS for name in part.keeps]
-    written += re.findall(r"\$GPU_OUT/([\w.]+)", " ".join(p.command for p in parts_of.PARTS))
-    assert len({*written, "log.txt", "summary.json"}) <= 8
-
-
-@pytest.mark.parametrize("under", ["", "nice"])
-def test_the_layers_of_the_smoke_test_are_run_one_by_one(under: str) -> None:
-    command = [sys.executable, "tools/gpu_smoke.py", "--emulated", "count", "bad_index"]
-    done = subprocess.run(
-        [*command, "--under", under], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed: none of 2 layers" in done.stdout
 
 
 def test_a_layer_that_fails_or_does_not_say_what_is_expected_is_named() -> None:

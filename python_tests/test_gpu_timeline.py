@@ -1,12 +1,10 @@
 """The picture of a snapshot on a GPU, from a trace such as torch.profiler writes."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from python_tests.test_bench import load
@@ -67,11 +65,6 @@ def test_lanes_are_told_by_streams_and_names(tmp_path: Path) -> None:
     assert found.snapshot == pytest.approx((592e-6, 1090e-6))
 
 
-def test_the_time_of_kernels_is_of_kernels_alone(tmp_path: Path) -> None:
-    events = timeline.read_events(write_trace(tmp_path / "trace.json", a_snapshot()))
-    assert timeline.kernel_seconds_of(events) == pytest.approx(1815e-6)
-
-
 def test_a_trace_without_kernels_is_refused(tmp_path: Path) -> None:
     events = timeline.read_events(write_trace(tmp_path / "trace.json", []))
     with pytest.raises(RuntimeError, match="saw no kernel"):
@@ -81,52 +74,6 @@ def test_a_trace_without_kernels_is_refused(tmp_path: Path) -> None:
 
 
 times = st.integers(0, 60)
-
-
-@given(spans=st.lists(st.tuples(times, times), max_size=12), window=st.tuples(times, times))
-def test_the_longest_gap_is_the_longest_run_of_free_moments(
-    spans: list[tuple[int, int]], window: tuple[int, int]
-) -> None:
-    """Beside a plain count of the free moments (i, i + 1)."""
-    spans = [(min(span), max(span)) for span in spans]
-    begin, end = min(window), max(window)
-    gaps, first = [], None
-    if spans:
-        for moment in range(min(b for b, _ in spans), max(e for _, e in spans)):
-            is_free = not any(b <= moment < e for b, e in spans if b < e)
-            if is_free and first is None:
-                first = moment
-            # An empty span ends one gap and begins another.
-            if first is not None and (not is_free or any(b == e == moment for b, e in spans)):
-                gaps.append((first, moment))
-                first = moment if is_free else None
-        if first is not None:
-            gaps.append((first, max(e for _, e in spans)))
-    expected = max((e - b for b, e in gaps if begin < e and b < end), default=0)
-    made = [timeline.Span("training", float(b), float(e)) for b, e in spans]
-    assert timeline.longest_gap(made, float(begin), float(end)) == expected
-
-
-@given(
-    spans=st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 5)), max_size=9
-    ),
-    gap=st.integers(0, 4),
-)
-def test_merged_spans_cover_the_same_and_are_apart(spans: list[Any], gap: int) -> None:
-    made, now = [], 0
-    for what, pause, length in spans:
-        made.append(timeline.Span(what, float(now + pause), float(now + pause + length)))
-        now += pause + length
-    whole = timeline.merged(made, float(gap))
-    for span in made:
-        assert any(
-            w.what == span.what and w.begin <= span.begin and span.end <= w.end for w in whole
-        )
-    for before, after in pairwise(whole):
-        assert before.what != after.what or after.begin - before.end > gap
-    assert {w.begin for w in whole} <= {s.begin for s in made}
-    assert {w.end for w in whole} <= {s.end for s in made}
 
 
 def test_a_picture_is_drawn_and_the_gap_is_told(tmp_path: Path, capsys: Any) -> None:
@@ -141,16 +88,6 @@ def test_a_picture_is_drawn_and_the_gap_is_told(tmp_path: Path, capsys: Any) -> 
         "longest gap in training's stream: 0.010 ms during the snapshot, 0.010 ms outside" in shown
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_the_pipelines_threads_did_lies_where_the_trace_has_it(tmp_path: Path) -> None:
-    clock = event("user_annotation", "cpr_ext clock", 5000.0, 20.0)
-    trace = write_trace(tmp_path / "trace.json", [clock])
-    log = [("check", 1_000_000, 1_500_000), ("write", 1_500_000, 3_500_000)]
-    load("gpu_profile").add_log(trace, log, clock=900_000)
-    check, write = (e for e in timeline.read_events(trace) if e.category == timeline.HOST)
-    assert (check.begin, check.end) == pytest.approx((5100e-6, 5600e-6))
-    assert (write.begin, write.end) == pytest.approx((5600e-6, 7600e-6))
 
 
 def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Random histories of a keyed table against a dictionary.
 
-Admissions, evictions, snapshots, compaction, retention, crashes, ways back, publication, late and
+Admissions, evictions, snapshots, retention, crashes, ways back, publication, late and
 repeated updates: after each event peers' parity, the store and the consumers equal it by key.
 """
 
@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.parity.key_copies import KeyCopies
-from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
 from cpr_ext.tools.publishing import KeyedRows, Subscriber, keyed_rows, publish, subscriber
 from cpr_ext.tools.publishing.keyed_rows import _Progress
 from cpr_ext.tracking.key_watch import KeyWatch
@@ -51,8 +50,6 @@ class History:
             "retention": cpr_ext.Retention(full_recovery_points=self.draw.choice([0, 2])),
             "schedule": cpr_ext.EverySteps(10**6),
         }  # fmt: skip
-        if self.draw.random() < 0.5:
-            self.options["compaction"] = cpr_ext.CompactionOptions(after=3)
         self.store = directory / "store"
         self.known = {0: {}}
         self.counts = dict.fromkeys(
@@ -76,7 +73,7 @@ class History:
     @property
     def saved_step(self):
         self.job.ckpt.wait()
-        segments = self.job.ckpt.store.dense.segments
+        segments = self.job.ckpt.store.manifest.dense
         return segments[-1].last_step if segments else 0
 
     def train(self):

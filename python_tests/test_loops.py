@@ -40,4 +40,4 @@ def test_a_table_that_grows_during_training_fails_each_snapshot_by_name(tmp_path
     with pytest.warns(SnapshotFailedWarning, match=message):
         with pytest.raises(SnapshotError, match=message):
             ckpt.close()
-    assert ckpt.store.dense.segments[-1].last_step == 1
+    assert ckpt.store.manifest.dense[-1].last_step == 1

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 import cpr_ext
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.saving.background_capture import BackgroundCapture
+from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.table_versions import TableVersions
@@ -67,14 +68,12 @@ def setups(draw):
         options={
             "priority": draw(st.sampled_from(PRIORITIES)),
             "schedule": cpr_ext.EverySteps(draw(st.sampled_from([1, 2, 5, 1000]))),
-            "consistency": draw(st.sampled_from(["row", "step"])),
             "overlap": draw(st.sampled_from(["always", "never"])),
             "when_busy": draw(st.sampled_from(["delay", "wait"])),
             "num_shards": draw(st.integers(1, 2)),
             "rebase_after": draw(st.sampled_from([None, 2.0])),
             "staging": cpr_ext.StagingOptions(
                 slot_bytes=draw(st.sampled_from([56 << 10, 1 << 20])),
-                copy_on_write_bytes=draw(st.sampled_from([4096, 1 << 20])),
                 num_threads=1,
                 direct_io=False,
             ),
@@ -228,9 +227,8 @@ MUTANTS = {
     "rows changed outside are not dirty": (OutsideChanges, "settle", nothing),
     "a step never begins": (TableWatch, "begin_step", nothing),
     "no moment is in the middle of a step": (SaveCalls, "_is_past_step", False),
-    "all is proven": (OutsideChanges, "is_proven", lambda changes, table: True),
-    "all has kept still": (OutsideChanges, "has_kept_still", lambda changes, table: True),
-    "rows are not kept before they change": (BackgroundCapture, "_copy_rows", nothing),
+    "rows are not compared": (SavedHashes, "advance", lambda hashes, max_bytes: ([], True)),
+    "rows that change are not compared before": (SavedHashes, "check_changing", lambda *_: []),
     "capture goes on while rows change": (BackgroundCapture, "pause", nothing),
 }
 

@@ -67,21 +67,3 @@ def test_a_wheel_for_new_machines_only_is_refused(tools, tag):
     wheels, _ = tools
     with pytest.raises(SystemExit, match=r"needs a glibc newer than 2\.35"):
         wheels.require_portable(Path(f"cpr_ext-0.1.0-cp311-cp311-{tag}.whl"))
-
-
-def test_a_missing_cross_compiler_is_named(tools, tmp_path, monkeypatch):
-    _, cross = tools
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(SystemExit, match=r"apt-get install g\+\+-aarch64-linux-gnu"):
-        cross.Compiler("aarch64", tmp_path)
-
-
-def test_the_cross_compiler_is_given_the_name_of_the_module(tools, tmp_path, monkeypatch):
-    _, cross = tools
-    monkeypatch.delenv("CUDACXX", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else f"/x/{name}")
-    found = cross.Compiler("aarch64", tmp_path).environment(sys.executable)
-    version = "".join(map(str, sys.version_info[:2]))
-    module = f"-DPYTHON_MODULE_EXTENSION=.cpython-{version}-aarch64-linux-gnu.so"
-    assert module in found["CMAKE_ARGS"].split()
-    assert found["CPR_EXT_CUDA"] == "OFF"

@@ -40,7 +40,7 @@ class TrueRun(TrueTraining):
             if path not in self._checked:
                 self._checked.add(path)
                 self._check_segment(path)
-        for record in self.ckpt.store.dense.segments:
+        for record in self.ckpt.store.manifest.dense:
             if record.is_complete and ("complete", record.snapshot) not in self._checked:
                 self._checked.add(("complete", record.snapshot))
                 self._check_complete(record)
@@ -94,7 +94,7 @@ class TrueRun(TrueTraining):
     def recover_process(self, mode):
         """Begin anew as a process does whose predecessor has ended; returns the report."""
         self._begin()
-        points = [r for r in self.ckpt.store.dense.segments if r.is_complete]
+        points = [r for r in self.ckpt.store.manifest.dense if r.is_complete]
         if mode == "full" and not points and not self.ckpt.store.is_empty:
             try:
                 self.ckpt.recover(mode="full")

@@ -134,11 +134,8 @@ def round_rows(gpu: Any) -> None:
     stager = gpu.native.DeviceStager(device=0, slot_bytes=1 << 20, num_slots=2)
     for precision in PRECISIONS[1:]:
         stored = np.zeros((3000, stored_row_bytes(64, precision)), np.uint8)
-        broken, _, exact = stager.round_rows(gpu.put(rows), np.arange(3000), precision, stored)
-        expected, kept = encode_rows(rows, precision)
-        assert (broken == ~kept).all(), precision
-        assert (stored == expected).all(), precision
-        assert (exact.view("u4") == rows[~kept].view("u4")).all(), precision
+        stager.round_rows(gpu.put(rows), np.arange(3000), precision, stored)
+        assert (stored == encode_rows(rows, precision)).all(), precision
 
 
 @layer

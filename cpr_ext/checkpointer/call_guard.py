@@ -70,7 +70,7 @@ class CallGuard:
         """Raise UsageError if training would run over snapshots that were not recovered."""
         self.require_open()
         if not self.may_train:
-            last = self._store.dense.segments[-1]
+            last = self._store.manifest.dense[-1]
             raise UsageError(
                 f"'{self._store.directory}' holds a snapshot of step {last.last_step}; call "
                 "recover() before the first step(), or choose an empty directory to start again"

@@ -12,22 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext.checkpointer.all_options import CheckpointerOptions, OnNan
 from cpr_ext.checkpointer.call_guard import CallGuard
-from cpr_ext.checkpointer.explained_calls import explained
-from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
-from cpr_ext.checkpointer.parts import Trained, build_parts, choose_tables
+from cpr_ext.checkpointer.options import CheckpointerOptions, OnNan, StagingOptions
+from cpr_ext.checkpointer.parts import (
+    Trained,
+    build_parts,
+    choose_tables,
+    refuse_several_processes,
+    refuse_sharded_models,
+)
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
-from cpr_ext.checkpointer.refused_models import refuse_several_processes, refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
-from cpr_ext.metrics.counters import Metrics, ScalarWriter
+from cpr_ext.metrics.counters import Metrics
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.cuda import release_kept
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
-from cpr_ext.runtime.html_table import html_table
-from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.log_text import html_table, logger_of
 from cpr_ext.runtime.termination import EXIT_CODE, OnSigterm, Termination
 from cpr_ext.runtime.validation import (
     as_optimizers,
@@ -39,17 +41,16 @@ from cpr_ext.runtime.validation import (
 )
 from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.priorities import Priority
-from cpr_ext.saving.saver import Consistency, WhenBusy
+from cpr_ext.saving.saver import WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import Schedule
 from cpr_ext.state.dense_state import DensePart, require_savable
-from cpr_ext.state.named_rows import as_rows, find_table
+from cpr_ext.state.position import require_sound
 from cpr_ext.state.precision import Precision
 from cpr_ext.state.stateful import Stateful, as_declared, refuse_saved_twice
-from cpr_ext.state.table import Table
-from cpr_ext.storage.remote.objects import RemoteOptions
-from cpr_ext.storage.remote.remote_copy import RemoteStatus
+from cpr_ext.state.table import Table, as_rows, find_table
+from cpr_ext.storage.origin import Remote, RemoteStatus
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.retries import OnReadError, falling_back
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
@@ -66,16 +67,12 @@ class Checkpointer:
         directory: the store; created if it does not exist.
         priority: which rows a partial snapshot saves first. Default: ``MostFrequentlyUsed(0.125)``.
         schedule: when to take one. Default: ``EverySeconds(60)``.
-        consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
-            step is bounded; ``"step"`` captures all of it as of one step. That is the step at which
-            it is due or, while capture overlaps training, the one after its rows were chosen.
         overlap: ``"auto"`` captures on a background thread while forward and backward run, which
-            only read the tables. With ``consistency="step"``, it first copies rows that are
-            about to change. It is for tables that only their optimizer changes: another change is
-            detected (unless ``.data`` hides it from PyTorch) and costs the snapshot. Tables of less
-            than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``, as
-            are all with ``"never"``; so are snapshots of one step if an optimizer changes rows that
-            were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
+            only read the tables. It is for tables that only their optimizer changes: another change
+            is detected (unless ``.data`` hides it from PyTorch) and costs the snapshot. Tables of
+            less than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``,
+            as are all with ``"never"``. ``"always"`` overlaps small tables too, and raises where it
+            cannot.
         num_shards: number of row ranges of every table, each recovered separately.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
@@ -88,14 +85,9 @@ class Checkpointer:
         per_rank: objects of ``stateful``, and the word ``"extra_state"``, that each process of a
             job has for itself, such as the reader of its own files. Else all processes resume with
             the state of the one that saved last.
-        ignore: names of state that need not be saved, as the warning of it gives them, such as
-            ``"buffer encoder.cache"``. Snapshots are complete without it, and name it:
-            ``RecoveryReport.state_ignored``.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
-        compaction: when to merge a shard's partial segments in the background; partial snapshots
-            then need no new base. See :class:`cpr_ext.CompactionOptions`. Default: never.
         retention: how many full-recovery points to keep, and how many bytes in all: a
             ``cpr_ext.Retention``. None: the newest snapshot only.
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
@@ -109,11 +101,9 @@ class Checkpointer:
             :class:`cpr_ext.StagingOptions` as it is.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
             were lost. ``MostFrequentlyUsed`` always does.
-        scalar_writer: the metrics are written to it after each snapshot and recovery; anything
-            with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
-        remote: object storage to which committed states are copied in the background, such as
-            ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
-            empty, the state there is read into it first. See ``docs/remote.md``.
+        remote: object storage to which committed states are copied in the background:
+            ``cpr_ext.storage.remote.RemoteOptions("s3://bucket/job")``. If ``directory`` is empty,
+            the state there is read into it first. See ``docs/remote.md``.
         precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`.
             Default: all.
         on_sigterm: ``"save"``: after SIGTERM the step in flight is the last. Its :meth:`step` saves
@@ -126,7 +116,6 @@ class Checkpointer:
         StorageError: the directory cannot be made, read or written.
     """
 
-    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -135,15 +124,12 @@ class Checkpointer:
         *,
         priority: Priority | None = None,
         schedule: Schedule | None = None,
-        consistency: Consistency = "row",
         num_shards: int = 1,
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
         stateful: Sequence[Stateful] | Stateful | None = None,
         per_rank: Sequence[object] | object | None = None,
-        ignore: Sequence[str] | str | None = None,
         rebase_after: float | None = 4.0,
-        compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
         when_busy: WhenBusy = "delay",
         save_at_close: bool = True,
@@ -151,8 +137,7 @@ class Checkpointer:
         overlap: OverlapChoice = "auto",
         staging: StagingOptions | None = None,
         count_row_updates: bool = False,
-        scalar_writer: ScalarWriter | None = None,
-        remote: str | RemoteOptions | None = None,
+        remote: Remote | None = None,
         precision: Precision | None = None,
         on_sigterm: OnSigterm | None = None,
     ) -> None:
@@ -162,12 +147,10 @@ class Checkpointer:
         defaults: dict[str, Any] = {
             "priority": priority,
             "schedule": schedule,
-            "compaction": compaction,
             "staging": staging,
             "precision": precision,
         }
         settings = CheckpointerOptions(
-            consistency=consistency,
             num_shards=num_shards,
             rebase_after=rebase_after,
             retention=retention,
@@ -176,8 +159,7 @@ class Checkpointer:
             on_nan=on_nan,
             overlap=overlap,
             count_row_updates=count_row_updates,
-            scalar_writer=scalar_writer,
-            remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
+            remote=remote,
             on_sigterm=on_sigterm,
             **{name: value for name, value in defaults.items() if value is not None},
         )
@@ -189,14 +171,12 @@ class Checkpointer:
         self.optimizers = as_optimizers(optimizers)
         self.tables = choose_tables(model, self.optimizers, tables)
         self.priority = settings.priority
-        is_keyed = any(table.slots is not None for table in self.tables)
-        self.consistency: Consistency = "step" if is_keyed else consistency
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
         require_savable(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
         #: The state that no model or optimizer has.
-        self.declared = as_declared(stateful, extra_state, per_rank, ignore)
+        self.declared = as_declared(stateful, extra_state, per_rank)
         refuse_saved_twice(self.declared.stateful, model, self.optimizers)
         trained = Trained(model, self.optimizers, self.tables, settings, self.declared)
         parts = build_parts(trained, directory)
@@ -234,7 +214,7 @@ class Checkpointer:
 
     def remote_status(self) -> RemoteStatus | None:
         """Return how far the copy in object storage is; None without ``remote``."""
-        return None if self._parts.remote is None else self._parts.remote.status()
+        return None if self.store.origin is None else self.store.origin.status()
 
     @property
     def step_count(self) -> int:
@@ -264,6 +244,7 @@ class Checkpointer:
         self._guard.require_recovered()
         num_samples = as_whole_number("num_samples", num_samples, 0)
         self._guard.require_savable()
+        require_sound(self.step_count + 1, self.num_samples + num_samples)
         with self._guard.in_call("step()"):
             begun = self._saving.step(num_samples, started)
         if self._termination.is_wanted:
@@ -378,10 +359,12 @@ class Checkpointer:
             step, num_samples: the position that was loaded.
 
         Raises:
-            UsageError: the store holds a snapshot, or steps were trained.
+            UsageError: the store holds a snapshot, or steps were trained; or no store can hold
+                this state.
         """
         step = as_whole_number("step", step, 0)
         num_samples = as_whole_number("num_samples", num_samples, 0)
+        require_sound(step, num_samples)
         self._recovery.adopt(step, num_samples)
         self._saving.note_recovered(whole=True)
 
@@ -443,14 +426,13 @@ class Checkpointer:
         self._guard.require_recovered()
         self._saving.record_changes()
 
-    def scrub(self) -> dict[str, int]:
+    def check(self) -> dict[str, int]:
         """Compare all rows that count as unchanged with hashes of their saved values, now.
 
-        Training does so by itself, in the background of ``step()``, over ten minutes or longer.
-        A row that differs was changed past PyTorch. Its table then counts as changed, and no
-        snapshot since the last pass is a full-recovery point. Without a difference, all complete
-        snapshots are proven if every table was compared. Not compared are tables of an
-        optimizer that moves rows without a gradient. Waits for the snapshot in flight.
+        Training does so by itself, in slices of ``step()``, before a snapshot becomes a
+        full-recovery point. A row that differs was changed past PyTorch: no such snapshot becomes
+        one, and all rows of the table count as changed. Not compared are tables of an optimizer
+        that moves rows without a gradient. Waits for the snapshot in flight.
 
         Returns:
             For each table in which a row differs: the id of the first.
@@ -459,14 +441,14 @@ class Checkpointer:
             UsageError: it is called in the middle of a step.
         """
         self._guard.require_recovered()
-        return self._saving.scrub()
+        return self._saving.check()
 
     @contextmanager
     def writing_rows(self, table: str, row_ids: torch.Tensor) -> Iterator[None]:
         """Write rows of a table inside the block, past its optimizer; these count as changed.
 
         One use is the first row of an id that gets a slot of a keyed table. After a write without
-        it, all rows of the table count as changed; one through ``.data`` is found by the scrub.
+        it, all rows of the table count as changed; one through ``.data`` is found by :meth:`check`.
 
         Args:
             table: its name.

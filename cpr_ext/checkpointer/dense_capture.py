@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,22 +11,23 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
+from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import (
     DensePart,
     capture_dense,
+    content_digest,
     refuse_nan,
     restore_dense,
     restore_own_part,
     shared_optimizers,
 )
-from cpr_ext.state.grown_buffers import buffer_forms
+from cpr_ext.state.grown_buffers import buffer_forms, copy_unsaved_buffers
 from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
-from cpr_ext.state.unsaved_buffers import copy_unsaved_buffers
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
@@ -43,7 +45,6 @@ class DenseCapture:
     Attributes:
         keeps_unsaved_buffers: snapshots have buffers that ``state_dict()`` leaves out, too.
         declared: the state that the user names is part of it.
-        ignored: returns the names of what is left out, as the user said.
     """
 
     def __init__(
@@ -59,7 +60,6 @@ class DenseCapture:
         refuses_nan: bool,
     ) -> None:
         self.declared = declared
-        self.ignored: Callable[[], Sequence[str]] = tuple
         self.keeps_unsaved_buffers = False
         self._model = model
         self._optimizers = optimizers
@@ -69,6 +69,7 @@ class DenseCapture:
         self._account = account
         self._refuses_nan = refuses_nan
         self._forms = buffer_forms(model)
+        self._is_readable = False
 
     def capture(self, count_waiting: Callable[[], int] = lambda: 0) -> DensePart:
         """Return a copy for a snapshot.
@@ -78,11 +79,20 @@ class DenseCapture:
 
         Raises:
             NanError: a parameter holds NaN, which is refused.
+            UsageError: no store can hold it. The first one is read as a recovery reads it.
         """
         part = self._capture(self._optimizers, self._position(count_waiting))
+        if not self._is_readable:
+            _require_readable(part)
+            self._is_readable = True
         if self._refuses_nan:
             refuse_nan(part)
         return self._with_unsaved(part) if self.keeps_unsaved_buffers else part
+
+    def content(self) -> bytes:
+        """Return the :func:`content_digest` of what :meth:`capture` would return."""
+        part = self._capture(self._optimizers, {})
+        return content_digest(self._with_unsaved(part) if self.keeps_unsaved_buffers else part)
 
     def capture_shared(self, recovered: RecoveryReport | None) -> DensePart:
         """Return a copy of the state that all workers have in common.
@@ -170,21 +180,28 @@ class DenseCapture:
         }
 
     def _position(self, count_waiting: Callable[[], int] = lambda: 0) -> dict[str, Any]:
-        ignored = list(self.ignored())
         return {
             **self._place(),
             "extra_state": self.extra_state(),
             "rows_unsaved": self._count_unsaved_rows(count_waiting),
-            **({"ignored": ignored} if ignored else {}),
         }
 
     def _count_unsaved_rows(self, count_waiting: Callable[[], int]) -> int | None:
         num_rows = sum(table.num_embeddings for table in self._tables)
         if num_rows > _MOST_COUNTED_ROWS or not all(
-            table.updates_only_looked_up_rows() and self._watch.changes.is_proven(table)
+            table.updates_only_looked_up_rows() and self._watch.changes.counts_are_known(table)
             for table in self._tables
         ):
             return None
         trackers = [native_trackers(tracker)[0] for tracker in self._trackers.values()]
         dirty = sum(native.num_dirty_of(trackers))
         return dirty - count_waiting()
+
+
+def _require_readable(part: DensePart) -> None:
+    """Raise UsageError for a part that a reader would call damaged."""
+    try:
+        written = json.loads(json.dumps(part.skeleton))
+        read_position(replace(part, skeleton=written).tree())
+    except (DamageError, ValueError) as error:
+        raise UsageError(f"this state could be saved, but not recovered: {error}") from error

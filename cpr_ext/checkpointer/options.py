@@ -1,10 +1,27 @@
-"""Options of a ``Checkpointer`` that belong together."""
+"""Options of a ``Checkpointer``, checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from cpr_ext.runtime.validation import as_whole_number, require_flag, require_positive_or_none
+from cpr_ext.errors import UsageError
+from cpr_ext.runtime.termination import OnSigterm
+from cpr_ext.runtime.validation import (
+    as_shard_count,
+    as_whole_number,
+    require_flag,
+    require_kind,
+    require_one_of,
+    require_positive_or_none,
+)
+from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import LargestChange, MostFrequentlyUsed, Priority
+from cpr_ext.saving.saver import WhenBusy
+from cpr_ext.schedules.intervals import EverySeconds, Schedule
+from cpr_ext.state.precision import Precision
+from cpr_ext.storage.origin import Remote
+from cpr_ext.storage.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -15,8 +32,6 @@ class StagingOptions:
         slot_bytes: size of a staging slot. None: 8 MB, or more if a table's rows need it.
         num_slots: number of staging slots, at least 2. They are the memory of a snapshot; every GPU
             that has tables needs the same amount.
-        copy_on_write_bytes: limit of the memory for rows that are copied before they change; when
-            it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included. None: one
             for each core, at most 4.
         direct_io: bypass the page cache where the file system allows it.
@@ -30,13 +45,12 @@ class StagingOptions:
 
     slot_bytes: int | None = None
     num_slots: int = 3
-    copy_on_write_bytes: int = 32 << 20
     num_threads: int | None = None
     direct_io: bool = True
     gather_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0), ("gather_bytes", 0)):
+        for name, least in (("num_slots", 2), ("gather_bytes", 0)):
             object.__setattr__(self, name, as_whole_number(name, getattr(self, name), least))
         require_flag("direct_io", self.direct_io)
         for name in ("slot_bytes", "num_threads"):
@@ -44,22 +58,55 @@ class StagingOptions:
                 object.__setattr__(self, name, as_whole_number(name, value, 1, ", or None"))
 
 
-@dataclass(frozen=True)
-class CompactionOptions:
-    """When a background thread merges the partial segments of a shard, and how fast.
+OnNan = Literal["raise", "save"]
 
-    Attributes:
-        after: merge them once they hold this many times the bytes of the shard's base; partial
-            snapshots then need no new base. None: never.
-        bytes_per_second: the most that compaction reads and writes; None: no limit.
+
+@dataclass(frozen=True)
+class CheckpointerOptions:
+    """All options that say how to save; ``Checkpointer`` describes each.
 
     Raises:
-        UsageError: a number is not positive.
+        UsageError: one is out of range, or two do not go together.
     """
 
-    after: float | None = 1.0
-    bytes_per_second: float | None = None
+    priority: Priority = field(default_factory=MostFrequentlyUsed)
+    schedule: Schedule = field(default_factory=lambda: EverySeconds(60))
+    num_shards: int = 1
+    rebase_after: float | None = 4.0
+    retention: Retention | None = None
+    when_busy: WhenBusy = "delay"
+    save_at_close: bool = True
+    on_nan: OnNan = "raise"
+    overlap: OverlapChoice = "auto"
+    staging: StagingOptions = field(default_factory=StagingOptions)
+    count_row_updates: bool = False
+    remote: Remote | None = None
+    precision: Precision = field(default_factory=Precision)
+    on_sigterm: OnSigterm | None = None
 
     def __post_init__(self) -> None:
-        require_positive_or_none("CompactionOptions.after", self.after)
-        require_positive_or_none("CompactionOptions.bytes_per_second", self.bytes_per_second)
+        require_one_of("when_busy", self.when_busy, ("delay", "wait"))
+        require_one_of("on_nan", self.on_nan, ("raise", "save"))
+        require_one_of("overlap", self.overlap, ("auto", "always", "never"))
+        require_positive_or_none("rebase_after", self.rebase_after)
+        object.__setattr__(self, "num_shards", as_shard_count(self.num_shards))
+        require_kind("priority", self.priority, Priority, "MostFrequentlyUsed(0.125)")
+        require_kind("schedule", self.schedule, Schedule, "EverySteps(500)")
+        require_kind("staging", self.staging, StagingOptions, "StagingOptions(num_slots=3)")
+        require_kind("precision", self.precision, Precision, 'Precision(partial="int8")')
+        require_kind("retention", self.retention, Retention, "Retention(full_recovery_points=3)")
+        require_kind("remote", self.remote, Remote, "RemoteOptions('s3://bucket/job')")
+        require_flag("count_row_updates", self.count_row_updates)
+        require_flag("save_at_close", self.save_at_close)
+        if isinstance(self.priority, LargestChange) and self.on_nan == "save":
+            raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
+
+    @property
+    def chooses_all(self) -> bool:
+        """Whether a partial snapshot saves every dirty row."""
+        return self.priority.fraction >= 1
+
+    @property
+    def refuses_nan(self) -> bool:
+        """Whether a snapshot is aborted rather than save NaN."""
+        return self.on_nan == "raise"

@@ -3,45 +3,75 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer.all_options import CheckpointerOptions
 from cpr_ext.checkpointer.dense_capture import DenseCapture
+from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.errors import UsageError
-from cpr_ext.metrics.cost_meter import CostMeter
-from cpr_ext.metrics.run_state import RunState
+from cpr_ext.metrics.run_state import CostMeter, RunState
 from cpr_ext.recovery.recoverer import Recoverer
 from cpr_ext.runtime.cuda import device_of, devices_of, make_stagers, use_training_streams
+from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.background_capture import BackgroundCapture
 from cpr_ext.saving.claims import Claims
 from cpr_ext.saving.outcomes import Outcomes
 from cpr_ext.saving.priorities import make_tracker
 from cpr_ext.saving.rebase_policy import RebasePolicy
+from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.saver import Saver, SavingOptions, SavingParts
-from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
 from cpr_ext.saving.snapshot_rows import SnapshotContext
-from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Declared
-from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
+from cpr_ext.state.table import (
+    Table,
+    find_tables,
+    prioritized_tables,
+    refuse_cached_rows,
+    register_tables,
+)
 from cpr_ext.storage.commit_thread import CommitThread
-from cpr_ext.storage.compactor import Compactor, make_compactor
-from cpr_ext.storage.remote.opening import RemoteStore, view_of
-from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.trackers import Tracker, native_trackers
+
+# Of torch.distributed; classes that `fully_shard` makes derive from FSDPModule.
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+def refuse_sharded_models(model: nn.Module) -> None:
+    """Raise UsageError for FSDP, which holds parts of parameters, and takes their memory away."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _SHARDED and kind.__module__.startswith("torch.distributed"):
+                raise UsageError(
+                    f"module '{name or type(module).__name__}' is under {kind.__name__} (FSDP): "
+                    "this process holds only parts of its parameters. Wrap the dense part in "
+                    "DistributedDataParallel instead, and shard tables with TorchRec or by hand "
+                    "(cpr_ext.Table with part=)"
+                )
+
+
+def refuse_several_processes() -> None:
+    """Raise UsageError if this process trains with others, which would end at other steps."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise UsageError(
+            f'on_sigterm="save" is for training in one process, and this is one of '
+            f"{dist.get_world_size()}: SIGTERM reaches them at different steps. Leave it "
+            "out. A cpr_ext.distributed.Worker does it by itself; without one, have your script "
+            "end all of them after the same step: close() saves all rows"
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +82,6 @@ class Parts:
         devices: GPUs that have tables.
         stagers: their staging buffers, which live as long as this.
         trackers: by table name.
-        remote: copies the store to object storage; None: nothing does.
     """
 
     devices: Sequence[int]
@@ -66,7 +95,6 @@ class Parts:
     rebase: RebasePolicy
     dense: DenseCapture
     saver: Saver
-    remote: RemoteCopy | None
     inventory: Inventory
     keys: KeyWatch
 
@@ -120,24 +148,18 @@ class _Tracking:
             for table in tables
         }
         self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
-        self.recorder = LookupRecorder(tables, self.watch.rows.counter)
+        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.watch.note_lookups)
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
-        self.inventory = Inventory(
-            *(trained.model, trained.optimizers, tables, trained.declared, self.watch.gradients)
-        )
+        self.inventory = Inventory(*(trained.model, trained.optimizers, tables, trained.declared))
         self.watch.stranger_stepped = self.inventory.note_stranger
-        self.scrub = Scrub(
-            *(tables, self.trackers, threads),
-            is_watched=self.watch.changes.is_proven,
-            is_rounded=not settings.precision.is_exact,
-        )
+        self.hashes = SavedHashes(tables, self.trackers, threads)
 
     def make_memory(self) -> None:
         """Make the memory of counts and hashes, which else is made when rows are first met."""
         for tracker in self.trackers.values():
             for each in native_trackers(tracker):
                 each.make_memory()
-        self.scrub.make_memory()
+        self.hashes.make_memory()
 
     def attach(self) -> None:
         """Place the hooks."""
@@ -159,7 +181,6 @@ class _Staging:
         self.threads = native.ThreadPool(num_threads=num_threads)
         self.pipeline = native.SnapshotPipeline(
             **slots,
-            copy_on_write_bytes=staging.copy_on_write_bytes,
             pool=self.threads,
             stagers=self.stagers,
         )
@@ -178,60 +199,59 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     staging = _Staging(trained)
     tracking = _Tracking(trained, staging.threads)
     account = _run_state(trained, tracking)
-    remote = None if settings.remote is None else RemoteStore(settings.remote, directory)
+    origin = None
+    if settings.remote is not None:
+        origin = settings.remote.open(Path(directory).absolute())
     store = Store(
-        directory, tables=tables, num_shards=settings.num_shards, retention=settings.retention
+        directory,
+        tables=tables,
+        num_shards=settings.num_shards,
+        retention=settings.retention,
+        origin=origin,
     )
     recoverer = Recoverer(
         *(model, optimizers, tables, store),
         *(tracking.trackers, tracking.recorder, tracking.keys, staging.threads),
         # Files that were made just now are in the page cache.
-        direct_io=settings.staging.direct_io and not (remote is not None and remote.was_read),
+        direct_io=settings.staging.direct_io and not (origin is not None and origin.read_from),
         declared=declared,
     )
     dense = DenseCapture(
         *(model, optimizers, tables, tracking.trackers, tracking.watch, account, declared),
         refuses_nan=settings.refuses_nan,
     )
-    dense.ignored = lambda: tracking.inventory.ignored
     rebase = RebasePolicy(store, tables, settings.rebase_after)
     committer = CommitThread()
     selector = _selector(trained, tracking, staging)
-    context = SnapshotContext(store, selector, staging.pipeline, tracking.scrub)
+    context = SnapshotContext(store, selector, staging.pipeline, tracking.hashes)
     overlap = None
     if BackgroundCapture.is_wanted(settings.overlap, tables):
-        overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.scrub)
-    options = _saving_options(trained, staging.devices)
+        overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.hashes)
+    options = _saving_options(trained)
     claims = Claims(
-        *(tables, tracking.trackers, store, account, rebase, committer),
-        *(tracking.watch, tracking.scrub, options.write),
+        *(tables, store, account, committer, tracking.watch, tracking.hashes),
+        has_windows=overlap is not None,
     )
-    compactor = _compactor(trained, store, committer)
-    outcomes = Outcomes(store, account, rebase, committer, compactor, staging.devices)
+    outcomes = Outcomes(store, account, rebase, committer, staging.devices)
     known = (tracking.watch, tracking.inventory, tracking.keys)
+    amount = CaptureAmount(
+        *(tables, settings.priority, tracking.prioritized),
+        lambda: tracking.recorder.num_lookups + tracking.watch.rows.num_updates,
+        staging.pipeline.slot_bytes * settings.staging.num_slots,
+        overlaps=overlap is not None,
+    )
     parts = SavingParts(
-        *(context, account, rebase, committer, *known, claims, outcomes, overlap, dense.capture)
+        *(context, account, rebase, committer, *known, claims, outcomes, amount),
+        *(overlap, dense.capture),
     )
     saver = Saver(parts, options)
-    copy = None if remote is None else _start_copy(remote, store, committer, account)
     if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
         tracking.make_memory()
-        if overlap is not None and settings.consistency == "step":
-            staging.pipeline.make_memory()
     tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(
         *(staging.devices, staging.stagers, tracking.trackers, account, store, tracking.recorder),
-        *(tracking.watch, recoverer, rebase, dense, saver, copy),
+        *(tracking.watch, recoverer, rebase, dense, saver),
         *(tracking.inventory, tracking.keys),
-    )
-
-
-def _compactor(trained: Trained, store: Store, committer: CommitThread) -> Compactor | None:
-    when = trained.settings.compaction
-    return make_compactor(
-        *(store, committer, trained.tables),
-        after=when.after,
-        bytes_per_second=when.bytes_per_second,
     )
 
 
@@ -241,7 +261,7 @@ def _run_state(trained: Trained, tracking: _Tracking) -> RunState:
         *(trained.tables, tracking.prioritized, settings.priority.fraction),
         *(settings.num_shards, settings.precision),
     )
-    return RunState(meter, settings.schedule, settings.num_shards, settings.scalar_writer)
+    return RunState(meter, settings.schedule, settings.num_shards)
 
 
 def _selector(trained: Trained, tracking: _Tracking, staging: _Staging) -> Selector:
@@ -250,52 +270,24 @@ def _selector(trained: Trained, tracking: _Tracking, staging: _Staging) -> Selec
         *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
         settings.num_shards,
         staging.threads,
-        tracking.watch.changes.is_proven,
-        tracking.watch.changes.has_kept_still,
+        tracking.watch.changes.is_changed,
         tracking.keys,
     )
 
 
-def _saving_options(trained: Trained, devices: Sequence[int]) -> SavingOptions:
+def _saving_options(trained: Trained) -> SavingOptions:
     settings, tables = trained.settings, trained.tables
     # Their keys and rows must be of one step, between two steps.
     is_keyed = any(table.slots is not None for table in tables)
     all_on_gpu = bool(tables) and all(device_of(table.weight) is not None for table in tables)
     return SavingOptions(
-        "step" if is_keyed else settings.consistency,
+        is_keyed,
         settings.when_busy,
         WriteOptions(
             settings.staging.direct_io,
             refuse_nan=settings.refuses_nan,
             precision=settings.precision,
         ),
-        chooses_all=settings.chooses_all,
-        devices=devices,
         gather_bytes=settings.staging.gather_bytes if all_on_gpu and not is_keyed else 0,
         slots_per_step=settings.staging.num_slots if all_on_gpu else 1,  # GPUs copy by themselves
     )
-
-
-def _start_copy(
-    remote: RemoteStore,
-    store: Store,
-    committer: CommitThread,
-    account: RunState,
-) -> RemoteCopy:
-    """Copy the store now, and after each change of its manifests."""
-    model = store.description
-    try:
-        copy = remote.start(store, model)
-    except BaseException:
-        committer.close()
-        store.close()
-        raise
-
-    def submit() -> None:
-        copy.submit(view_of(store, model))
-        status = copy.status()
-        account.metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
-
-    committer.after_change = submit
-    weakref.finalize(committer, copy.let_go).atexit = False
-    return copy

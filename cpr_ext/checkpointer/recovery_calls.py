@@ -5,26 +5,87 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+
+from cpr_ext._native import native
 from cpr_ext.checkpointer.call_guard import CallGuard
-from cpr_ext.checkpointer.healing import Healing
 from cpr_ext.checkpointer.parts import Parts
-from cpr_ext.errors import DamageError, UntrackedChangeWarning, UsageError
-from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
-from cpr_ext.recovery.report import RecoveryReport
-from cpr_ext.recovery.state_source import StateSource, age_of
+from cpr_ext.errors import CprError, DamageError, UntrackedChangeWarning, UsageError
+from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode, settle_slots
+from cpr_ext.recovery.report import Findings, RecoveryReport, StateSource, age_of
+from cpr_ext.recovery.restore import LiveModel, read_dense
+from cpr_ext.recovery.sources import OtherStores
+from cpr_ext.recovery.verify import check_segment
 from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.runtime.validation import as_shards, require_one_of
-from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.runtime.validation import as_shards, require_model, require_one_of
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import DensePart, restore_dense
+from cpr_ext.state.table import Table, find_tables, register_tables, shard_row_range
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 
 logger = logger_of("recovery")
+
+
+class Healing:
+    """Reads damaged segments from the copy; without a copy, it does nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def heal_headers(self) -> None:
+        """Heal missing files, damaged headers, and damaged dense parts.
+
+        A recovery that met a damaged dense part would roll the store back.
+        """
+        self._heal_what_fails(
+            lambda reader, record: (
+                reader.open(record) if record.shard is not None else read_dense(reader, record)
+            )
+        )
+
+    def heal_all(self) -> bool:
+        """Read every byte of the store, and heal what is damaged; True: something was."""
+        return self._heal_what_fails(check_segment)
+
+    def heal_rows(self, findings: Findings) -> bool:
+        """Heal files in which a recovery found damaged rows; True: recover again."""
+        paths = {damaged.path for damaged in findings.damaged_segments}
+        records = self._store.manifest.records()
+        return self._heal([each for each in records if self._store.path_of(each) in paths])
+
+    def _heal_what_fails(self, check: Callable[[StoreReader, SegmentRecord], Any]) -> bool:
+        if self._store.origin is None:
+            return False
+        reader, damaged = self._store.view(), []
+        for record in reader.manifest.records():
+            try:
+                check(reader, record)
+            except DamageError:
+                damaged.append(record)
+        return self._heal(damaged)
+
+    def _heal(self, damaged: Sequence[SegmentRecord]) -> bool:
+        healed, origin = 0, self._store.origin
+        if origin is None:
+            return False
+        for record in damaged:
+            path = self._store.path_of(record)
+            try:
+                if origin.fetch(record, path):
+                    healed += 1
+                    logger.warning("%s was damaged; it was read from the remote store", path)
+            except (CprError, OSError) as error:  # recovery falls back, as without a copy
+                logger.warning("%s could not be read from the remote store: %s", path, error)
+        return healed > 0
+
 
 StorePaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -36,10 +97,9 @@ class RecoveryCalls:
         self._account = parts.account
         self._rebase = parts.rebase
         self._dense = parts.dense
-        self._healing = Healing(parts.store, parts.remote)
+        self._healing = Healing(parts.store)
         self._recorder = parts.recorder
         self._recoverer = parts.recoverer
-        self._remote = parts.remote
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
@@ -110,6 +170,7 @@ class RecoveryCalls:
                 "step(), with an empty directory; later starts call recover() alone"
             )
         with self._guard.in_call("adopt()"):
+            self._dense.capture()  # which refuses what could not be read again
             self._recorder.forget()
             self._note_all(Findings(step, num_samples, ()), is_own_store=False)
 
@@ -131,15 +192,13 @@ class RecoveryCalls:
 
     def _own_source(self) -> StateSource | None:
         """Return where the state comes from that this store has; None: it has none."""
-        dense = self._store.dense
-        if not dense.segments:
+        if (newest := self._store.manifest.newest) is None:
             return None
-        age, remote = age_of(dense.path_of(dense.segments[-1])), self._remote
-        address = "" if remote is None else remote.read_from
-        if remote is None or not address:
+        age, origin = age_of(self._store.path_of(newest)), self._store.origin
+        if origin is None or not origin.read_from:
             return StateSource("own store", str(self._store.directory), age)
-        remote.read_from = ""  # from now on it is this store's own
-        source = StateSource("copy", address, age)
+        source = StateSource("copy", origin.read_from, age)
+        origin.read_from = ""  # from now on it is this store's own
         logger.warning(
             "'%s' was empty: training resumes from the %s. What was trained after that is lost; "
             "how much, the copy does not show",
@@ -191,7 +250,7 @@ class RecoveryCalls:
             return [shard_row_range(rows, shard, self._num_shards) for shard in lost]
 
         self._recorder.flush()
-        self._watch.changes.accept_loss(lost_rows, self._saver.claims.scrub.are_unchanged)
+        self._watch.changes.accept_loss(lost_rows, self._saver.claims.hashes.are_unchanged)
         self._watch.changes.settle()  # what changed outside is not saved, and counts as lost
         account = self._account
         findings = self._recoverer.recover_shards(
@@ -202,7 +261,7 @@ class RecoveryCalls:
             counts_are_exact=self._watch.changes.counts_are_exact,
         )
         self._watch.changes.versions.read()
-        self._saver.claims.restart(lost_rows, are_newest=findings.are_newest)
+        self._saver.claims.restart(lost_rows)
         if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._rebase.forget_base()
@@ -236,7 +295,7 @@ class RecoveryCalls:
         )
         self._watch.changes.forget()
         self._watch.begin_step()
-        self._saver.claims.restart(are_newest=findings.are_newest)
+        self._saver.claims.restart()
         self._saver.due.restart_interval()
         self._guard.may_train = self._has_recovered = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
@@ -280,3 +339,65 @@ def _log(report: RecoveryReport, lost: Sequence[int] | None) -> None:
     )
     for damaged in report.damaged_segments:
         logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
+
+
+_Path = str | os.PathLike[str]
+
+
+def load_into(
+    model: nn.Module,
+    store: _Path | Sequence[_Path],
+    *,
+    tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
+    mode: RecoveryMode = "partial",
+    strict: bool = True,
+) -> RecoveryReport:
+    """Load a store's newest snapshot into a model, without its optimizers, for evaluation.
+
+    The store is only read, also while a job trains. Generators stay as they are.
+
+    Args:
+        model: as in the job; of a job of several processes, the model that is not sharded.
+        store: the directory; a list: the stores of all processes, whose parts are joined.
+        tables: as in :class:`cpr_ext.Checkpointer`; None: the embeddings of the model.
+        mode: ``"full"`` loads the newest full-recovery point, a single step.
+        strict: False loads what matches; the report's ``differences`` list the rest.
+
+    Returns:
+        Its step, and which rows are damaged or missing.
+
+    Raises:
+        StoreError: it is no store, or of another model; nothing was changed.
+        DamageError: no undamaged dense part is left.
+        StorageError: a file could not be read; the model may be partly loaded.
+    """
+    require_model(model)
+    require_one_of("mode", mode, ("partial", "full"))
+    by_name = isinstance(store, str | os.PathLike)
+    stores = [store] if isinstance(store, str | os.PathLike) else list(store)
+    if not stores:
+        raise UsageError("store is an empty list; needed: the stores of all processes")
+    started = time.perf_counter()
+    found = find_tables(model) if tables is None else register_tables(tables, ())
+    threads = native.ThreadPool(num_threads=min(4, os.cpu_count() or 1))
+    live = LiveModel(model, (), {table.name: table for table in found}, threads, direct_io=True)
+
+    def read(readers: list[StoreReader]) -> Findings:
+        source = OtherStores(readers, live, mode == "full", by_name, strict, weights_only=True)
+        findings = Findings()
+        part = source.newest(findings)
+        position = read_position(part.tree())
+        restore_dense(part, model, (), source.tables, strict=strict, generators=False)
+        findings.step, findings.num_samples = position.step, position.num_samples
+        findings.extra_state = position.extra_state
+        findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
+        source.copy_rows(findings)
+        for table in found:
+            if table.slots is not None:
+                settle_slots(table, [(0, table.num_embeddings)], findings)
+        return findings
+
+    findings = read_committed_all(stores, read, lambda result: not result.damaged_segments)
+    findings.source = StateSource("other stores", ", ".join(map(str, stores)))
+    findings.seconds = time.perf_counter() - started
+    return findings.report()

@@ -24,7 +24,6 @@ class Rewinding:
         self._account = parts.account
         self._rebase = parts.rebase
         self._dense = parts.dense
-        self._inventory = parts.inventory
         self._keys = parts.keys
         self._recorder = parts.recorder
         self._saver = parts.saver
@@ -41,7 +40,6 @@ class Rewinding:
     def keep_unsaved_buffers(self) -> None:
         """Have snapshots hold buffers that ``state_dict()`` leaves out, from now on."""
         self._dense.keeps_unsaved_buffers = True
-        self._inventory.saves_passing_buffers = True
 
     def whole_part(self, extra_state: Any = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.
@@ -91,9 +89,9 @@ class Rewinding:
         self._store.require_in_place()
         is_kept = not is_replaced and self._saver.keep_up_to(step)
         # Then rows count as unsaved that changed since the newest snapshot, and undone ones.
-        if not is_kept or any(r.last_step > step for r in self._store.dense.segments):
+        if not is_kept or any(r.last_step > step for r in self._store.manifest.dense):
             self._saver.quiesce()
-            kept = [r.snapshot for r in self._store.dense.segments if r.last_step <= step]
+            kept = [r.snapshot for r in self._store.manifest.dense if r.last_step <= step]
             self._store.roll_back(max(kept, default=0))
             self._saver.claims.forget()
             self._rebase.forget_base()
@@ -118,10 +116,6 @@ class Rewinding:
                 later step: then returns when it may.
         """
         self._saver.may_begin = may_begin
-
-    def publish_metrics(self) -> None:
-        """Write the metrics to the user's writer, if there is one."""
-        self._account.publish()
 
     def check_changes(self) -> None:
         """Look now for changes of tables outside their optimizers."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cpr_ext.checkpointer.all_options import CheckpointerOptions
 from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.runtime.log_text import logger_of
@@ -48,7 +48,7 @@ class SaveCalls:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
-        self._remote = parts.remote
+        self._keys = parts.keys
         self._is_finished = False
         self._guard = guard
         self._requested: SnapshotHandle | None = None
@@ -76,7 +76,6 @@ class SaveCalls:
         account, saver = self._account, self._saver
         saver.pause()
         self._recorder.flush()
-        self._watch.end_step(*self._recorder.take_seen())
         self._recorder.begin_step()
         self._watch.begin_step()
         account.resume_at(account.step + 1, account.num_samples + num_samples)
@@ -136,6 +135,7 @@ class SaveCalls:
             self._saver.advance_for(timeout_seconds)
         snapshot = self._saver.in_flight
         if snapshot is None:
+            self._grant()
             return True
         if timeout_seconds is not None:
             timeout_seconds = max(0.0, timeout_seconds - (time.monotonic() - started))
@@ -145,7 +145,15 @@ class SaveCalls:
         if snapshot.error is not None:
             self._saver.outcomes.unreported = None
             raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
+        self._grant()
         return True
+
+    def _grant(self) -> None:
+        """Make the check of a snapshot to its end, and have the store record what came of it."""
+        if not self._is_past_step:
+            self._recorder.flush()
+            self._saver.claims.finish()
+            self._saver.outcomes.flush()
 
     def record_changes(self) -> None:
         """Count rows of changed tables; see :meth:`cpr_ext.Checkpointer.record_changes`."""
@@ -156,21 +164,22 @@ class SaveCalls:
             self._recorder.flush()
             self._watch.accept_changes()
 
-    def scrub(self) -> dict[str, int]:
-        """Compare all rows that count as unchanged; see :meth:`cpr_ext.Checkpointer.scrub`."""
+    def check(self) -> dict[str, int]:
+        """Compare all rows that count as unchanged; see :meth:`cpr_ext.Checkpointer.check`."""
         if self._is_mid_step:
-            raise UsageError(_MID_STEP.format(call="scrub()", step=self._account.step + 1))
-        with self._guard.in_call("scrub()"):
+            raise UsageError(_MID_STEP.format(call="check()", step=self._account.step + 1))
+        with self._guard.in_call("check()"):
             self._saver.pause()
             self._recorder.flush()
             self._saver.finish()
-            found = self._saver.claims.compare_all()
+            found = self._saver.claims.check()
             return {changed.table.name: changed.row_id for changed in found}
 
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""
         if whole:
             self._schedule_order.restart(is_resumed=self._account.step > 0)
+            self._saver.outcomes.content = self._dense.content()
         self._has_trained = self._has_trained and not whole
 
     def finish(self) -> None:
@@ -178,16 +187,19 @@ class SaveCalls:
 
         In the middle of a step, abort what needs its end.
         """
+        if self._is_finished:
+            return  # by a close() that was interrupted later
         if self._is_past_step:
             self._abort_mid_step()
         else:
             self.take_requested()
         self._saver.finish()
+        self._grant()
         self._save_last()
         self._is_finished = True
 
     def _save_last(self) -> None:
-        """Save all rows if training has passed the newest snapshot, or report what is not saved."""
+        """Save all rows if the newest snapshot lacks anything, or report what is not saved."""
         unsaved = self._unsaved()
         if unsaved is None:
             return
@@ -199,26 +211,46 @@ class SaveCalls:
             text = "close() saves nothing in the middle of a step: %s; call it after step()"
             logger.warning(text, unsaved)
         else:
-            self._take(SnapshotHandle("partial" if self._partial_is_complete else "base"))
+            last = self._take(SnapshotHandle("partial" if self._partial_is_complete else "base"))
             self._saver.finish()
+            self._grant()
+            hashes = self._saver.claims.hashes
+            if last.kind == "partial" and not last.is_complete and hashes.unsaved_table():
+                self._take(SnapshotHandle("base"))  # with what was written unseen
+                self._saver.finish()
 
     def _unsaved(self) -> str | None:
-        """Say what of the training since the last recovery no snapshot holds; None: nothing."""
-        if not self._has_trained:
-            return None
-        step, records = self._account.step, self._store.dense.segments
-        if not records:
-            return f"no snapshot holds any of the {step} steps"
-        newest = records[-1]
-        if newest.last_step != step:
+        """Say what of the live model the newest snapshot does not hold; None: it holds all."""
+        step, newest = self._account.step, self._store.manifest.newest
+        if not self._guard.may_train:
+            return None  # it has not recovered what its store holds
+        if newest is None:
+            return f"no snapshot holds any of the {step} steps" if self._has_trained else None
+        if self._has_trained and newest.last_step != step:
             return f"the newest snapshot is of step {newest.last_step}, training is at step {step}"
-        return None if newest.is_complete else f"the snapshot of step {step} lacks changed rows"
+        if self._has_trained and not newest.is_complete:
+            return f"the snapshot of step {step} lacks changed rows"
+        return self._written_since(step)
+
+    def _written_since(self, step: int) -> str | None:
+        """Say what was written since the newest snapshot, or a recovery, by content."""
+        if self._is_past_step:
+            return f"an optimizer has stepped since step {step}"
+        self._recorder.flush()
+        self._keys.look()
+        self._watch.check(replaced=True)
+        self._watch.changes.settle()
+        if (table := self._saver.claims.hashes.unsaved_table()) is not None:
+            return f"rows of table '{table}' were written after step {step}"
+        if self._dense.content() != self._saver.outcomes.content:
+            return f"the model or its declared state was changed after step {step}"
+        return None
 
     @property
     def _partial_is_complete(self) -> bool:
         """Return whether a snapshot of all dirty rows holds all that changed."""
         return self._chooses_all and all(
-            table.updates_only_looked_up_rows() and self._watch.changes.is_proven(table)
+            table.updates_only_looked_up_rows() and self._watch.changes.counts_are_known(table)
             for table in self._tables
         )
 
@@ -256,8 +288,8 @@ class SaveCalls:
         self._watch.detach()
         try:
             self._saver.close()  # interrupted: threads may still write, so the locks are kept
-            if self._remote is not None:
-                self._remote.end(waits=self._is_finished)
+            if self._store.origin is not None:
+                self._store.origin.end(waits=self._is_finished)
         except Exception:
             self._guard.is_closed = True
             self._store.close()

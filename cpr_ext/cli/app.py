@@ -9,7 +9,7 @@ import click
 
 from cpr_ext.cli.output import printable
 from cpr_ext.errors import CprError, UsageError
-from cpr_ext.runtime.foreign_warnings import hide_foreign_warnings
+from cpr_ext.runtime.log_text import hide_foreign_warnings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,10 @@ from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
+from cpr_ext.policy.target_pls import TargetPLS
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import require_one_of
 from cpr_ext.schedules.intervals import Schedule
-from cpr_ext.schedules.target_pls import TargetPLS
 from cpr_ext.state.table import find_tables
 from cpr_ext.storage.retention import Retention
 
@@ -44,6 +45,13 @@ def require_recovery(recovery: str, parity: Parity | None) -> None:
         raise UsageError(
             f'parity= is of no use with recovery="{recovery}"; it goes with "exact" and "partial"'
         )
+
+
+def contract_of(parity: Parity | None, **options: Any) -> dict[str, str]:
+    """Return what all workers of a job must be given alike, by name."""
+    of_parity = {} if parity is None else {f"Parity({n}=)": v for n, v in vars(parity).items()}
+    given = {"cpr_ext": _version(), "torch": torch.__version__, **options, **of_parity}
+    return {name: str(value) for name, value in given.items()}
 
 
 def warn_of_too_few_points(recovery: str, retention: Retention) -> None:
@@ -83,6 +91,13 @@ def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
         if planning.plan is not None and planning.plan.recommended.recovery == "full":
             return "full"
     return "partial"
+
+
+def _version() -> str:
+    try:
+        return version("cpr_ext")
+    except PackageNotFoundError:
+        return "not installed, run from its source"
 
 
 def _planning(schedule: Schedule) -> list[TargetPLS]:

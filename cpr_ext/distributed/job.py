@@ -61,16 +61,28 @@ class Recovery:
     obstacle: str = ""
     steps_repeated: int = 0
 
-    def log(self, rank: int, *, is_first: bool) -> None:
-        """Write a line of it, as a warning unless it is the first of this worker's."""
-        if is_first and self.step == 0 and not any((*self.bytes_read, *self.rows_restored)):
+    @property
+    def without_rows(self) -> tuple[int, ...]:
+        """Lost workers whose rows start from nothing: no store and no peer had any."""
+        if self.step == 0:
+            return ()
+        return tuple(
+            rank for rank in self.lost if not (self.bytes_read[rank] or self.rows_restored[rank])
+        )
+
+    def log(self, rank: int) -> None:
+        """Write a line of it, as a warning if anything was lost, or not restored as was asked."""
+        if self.step == 0 and not any((*self.bytes_read, *self.rows_restored, *self.samples_lost)):
             logger.info("worker %d begins at step 0", rank)
             return
+        without, repeated = list(self.without_rows), self.steps_repeated
+        is_loss = any(self.samples_lost) or bool(self.obstacle or without)
         logger.log(
-            logging.INFO if is_first else logging.WARNING,
+            logging.WARNING if is_loss else logging.INFO,
             "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost%s)%s",
             *(rank, self.step, self.recovery, list(self.lost), sum(self.samples_lost)),
-            f", {self.steps_repeated} steps are trained again" if self.steps_repeated else "",
+            (f", rows of workers {without} start from nothing" if without else "")
+            + (f", {repeated} steps are trained again" if repeated else ""),
             f": {self.obstacle}" if self.obstacle else "",
         )
 

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,10 @@ class _Child:
     # How many lives before this one ended with this code, early and one after the other.
     vain_starts: int = 0
     vain_code: int = 0
+    # By which error it ended, and how many lives did so one after the other.
+    failure: str = ""
+    failures: int = 0
+    memory_kills: int = field(default_factory=lambda: _memory_kills())
     started: float = field(default_factory=time.monotonic)
     shown: str = ""  # of its progress
     shown_at: float = 0.0
@@ -79,6 +83,8 @@ class _Child:
         return text
 
     def note_end(self, code: int) -> None:
+        before, self.failure = self.failure, self.signs.failure()
+        self.failures = self.failures + 1 if self.failure == before else 1
         lived_seconds = time.monotonic() - self.started
         if lived_seconds > _HEALTHY_SECONDS:
             self.restarts = 0
@@ -88,6 +94,13 @@ class _Child:
             self.vain_code = code
         else:
             self.vain_starts = 0
+
+    def how(self, code: int) -> str:
+        """Return how it ended, and why."""
+        times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
+        had_memory = code != -signal.SIGKILL or _memory_kills() == self.memory_kills
+        memory = "" if had_memory else " (and the kernel has killed for want of memory meanwhile)"
+        return _how(code) + memory + (f" by {self.failure}{times}" if self.failure else "")
 
 
 @dataclass
@@ -165,6 +178,7 @@ class Launcher:
     _hosts_lost: int = field(default=0, init=False)
     _host_started: float = field(default=0.0, init=False)
     _environment: dict[str, str] = field(default_factory=dict, init=False)
+    _keep_secret: Callable[[], None] = field(default=lambda: None, init=False)
     _signal: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -193,6 +207,7 @@ class Launcher:
         previous = {
             number: signal.signal(number, self._note_signal)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
         }
         try:
             with tempfile.TemporaryDirectory(prefix="cpr-launch-") as folder:
@@ -211,7 +226,7 @@ class Launcher:
         left: set[int] = set()  # other processes have their ranks
         while len(done) + len(left) < self.num_workers:
             if self._signal is not None:
-                self.report(f"{signal.Signals(self._signal).name}: ending all workers")
+                self._say(f"{signal.Signals(self._signal).name}: ending all workers")
                 return 128 + self._signal
             if not self._see_to_host():
                 return 1
@@ -219,14 +234,14 @@ class Launcher:
             for child in list(self._children.values()):
                 code = child.process.poll()
                 if text := child.new_progress(at_once=code is not None):
-                    self.report(text)
+                    self._say(text)
                 if code is None:
                     self._kill_if_hung(child)
                 elif code == 0 and child.signs.is_done():
                     done.add(child.rank)
                     self._drop(child)
                 elif reason := child.signs.left():
-                    self.report(f"{reason}; not started again")
+                    self._say(f"{reason}; not started again")
                     left.add(child.rank)
                     self._drop(child)
                 elif not self._start_again(child, code, folder):
@@ -245,10 +260,10 @@ class Launcher:
         child.note_end(code)
         self._drop(child)
         if reason := child.signs.reason():
-            self.report(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
+            self._say(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
             return False
         if child.vain_starts >= _STARTS:
-            self.report(
+            self._say(
                 f"worker {child.rank} {_how(code)} {child.vain_starts} times in a row soon after "
                 "its start, before it joined the others: the script cannot start, its own messages "
                 "say why; ending all workers. The stores are unchanged"
@@ -256,14 +271,14 @@ class Launcher:
             return False
         again = child.restarts + (code != EXIT_CODE)  # it left as planned, with that one
         if again > self.max_restarts:
-            self.report(
-                f"worker {child.rank} {_how(code)} and was started again "
+            self._say(
+                f"worker {child.rank} {child.how(code)} and was started again "
                 f"{child.restarts} times already; ending all workers. The stores keep what "
                 f"was saved: {_RESUME}"
             )
             return False
-        self.report(
-            f"worker {child.rank} (process {child.process.pid}) {_how(code)}; started "
+        self._say(
+            f"worker {child.rank} (process {child.process.pid}) {child.how(code)}; started "
             f"again ({again} of {self.max_restarts})"
         )
         self._start(child.rank, folder, after=child).restarts = again
@@ -276,6 +291,7 @@ class Launcher:
         child = _Child(rank, process, signs, output=output)
         if after is not None:
             child.vain_starts, child.vain_code = after.vain_starts, after.vain_code
+            child.failure, child.failures = after.failure, after.failures
         self._children[rank] = child
         return child
 
@@ -294,6 +310,7 @@ class Launcher:
     def _open(
         self, environment: Mapping[str, str], rank: int | None, pass_fds: Sequence[int] = ()
     ) -> tuple[subprocess.Popen[bytes], Output | None]:
+        self._keep_secret()
         output = Output(rank, self.log_dir) if self.prefixes else None
         ends = [None, None] if output is None else output.ends
         process = subprocess.Popen(
@@ -314,7 +331,7 @@ class Launcher:
             self._waiting.remove(spare)
             spare.end()
             self._spares_lost += 1
-            self.report(f"a spare worker {_how(spare.process.returncode)}")
+            self._say(f"a spare worker {_how(spare.process.returncode)}")
         if time.monotonic() < self._started + self.spare_delay_seconds:
             return
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
@@ -338,7 +355,7 @@ class Launcher:
             LOCAL_WORLD_SIZE: str(self.num_workers),
             JOB: self.job,
         }
-        hand_over(environment, folder)
+        self._keep_secret = hand_over(environment, folder)
         if self.rendezvous is not None:
             return {**environment, RENDEZVOUS: self.rendezvous}
         self._host, self._host_started = HostProcess(environment), time.monotonic()
@@ -352,12 +369,13 @@ class Launcher:
             self._hosts_lost = 0
         self._hosts_lost, self._host_started = self._hosts_lost + 1, time.monotonic()
         if self._hosts_lost > self.max_restarts:
-            self.report(
+            self._say(
                 f"the rendezvous host {_how(code)} and was started again {self.max_restarts} times "
                 f"already; ending all workers. The stores keep what was saved: {_RESUME}"
             )
             return False
-        self.report(f"the rendezvous host {_how(code)}; started again")
+        self._say(f"the rendezvous host {_how(code)}; started again")
+        self._keep_secret()
         self._host.restart()
         return True
 
@@ -366,7 +384,7 @@ class Launcher:
             return
         silent_seconds = child.signs.silent_seconds()
         if silent_seconds > self.hang_seconds:
-            self.report(
+            self._say(
                 f"worker {child.rank} (process {child.process.pid}) has been silent for "
                 f"{silent_seconds:.0f} s; killing it"
             )
@@ -393,6 +411,11 @@ class Launcher:
                 output.finish(_DRAIN_SECONDS)
         if self._host is not None:
             self._host.end()
+
+    def _say(self, text: str) -> None:
+        """Report an event; a job does not end because nobody reads that any more."""
+        with suppress(OSError, ValueError):
+            self.report(text)
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
@@ -421,6 +444,13 @@ def _wait_for(
     while (left := [p for p in processes if p.poll() is None]) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     return left
+
+
+def _memory_kills() -> int:
+    """Return how many processes the kernel has killed here for want of memory."""
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split("\n")[0])
+    return 0
 
 
 def _how(code: int) -> str:

@@ -122,7 +122,7 @@ def _common_point(
 ) -> int | None:
     """Return the newest full-recovery point of all stores; what was asked for if some are empty."""
     limit: int | None = options.get("up_to_step")
-    segments = checkpointer.store.dense.segments
+    segments = checkpointer.store.manifest.dense
     own = [
         record.last_step
         for record in segments
@@ -136,8 +136,8 @@ def _common_point(
         points = {rank: told["points"] for rank, told in enumerate(said)}
         raise StoreError(
             f"no full-recovery point is in all stores; their steps by rank: {points}. Make them at "
-            'the same steps everywhere (AllRows(), consistency="step", EverySteps, '
-            'when_busy="wait", Retention(full_recovery_points=3)), or recover partially'
+            'the same steps everywhere (AllRows(), EverySteps, when_busy="wait", '
+            "Retention(full_recovery_points=3)), or recover partially"
         )
     return int(max(common))
 

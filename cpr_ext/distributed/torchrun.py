@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,11 @@ from cpr_ext.distributed.identity.worker_identity import (
     Identity,
 )
 from cpr_ext.distributed.rendezvous.host_connection import (
+    UNTRUSTED_SECONDS,
     HostConnection,
     HostError,
     RefusedError,
+    UntrustedHostError,
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
@@ -84,6 +87,7 @@ class CprRendezvous(RendezvousHandler):
         self._presence = Presence(self._host, self._arrive, self._hear)
         self._hosted: HostProcess | None = None
         self._was_heard, self._refusal = threading.Event(), ""
+        self._untrusted_since = 0.0
         self._has_lost_node = False  # and its workers have not ended yet
 
     def _pass_on(self, parameters: RendezvousParameters) -> None:
@@ -148,6 +152,12 @@ class CprRendezvous(RendezvousHandler):
         # Asked once for each connection: the host may say something by itself right after.
         try:
             self._host.ask("attend", agent={**self._said, "had": self._node})
+        except UntrustedHostError as error:
+            # A host that is started again may have another in its place for moments.
+            self._untrusted_since = self._untrusted_since or time.monotonic()
+            if time.monotonic() > self._untrusted_since + UNTRUSTED_SECONDS:
+                self._note_refusal(f"{error}; give all agents and the host the same secret file")
+            raise
         except HostError:
             try:
                 self._host_here()
@@ -157,6 +167,7 @@ class CprRendezvous(RendezvousHandler):
         except RefusedError as error:
             self._note_refusal(str(error))
             raise
+        self._untrusted_since = 0.0
         self._was_heard.set()
 
     def _note_refusal(self, reason: str) -> None:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -28,16 +28,24 @@ from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part, wait_for_all
 from cpr_ext.distributed.collective.comparison import (
+    digest_of,
+    require_one_contract,
     require_one_layout,
     require_one_plan,
     require_same,
 )
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round, init_group
 from cpr_ext.distributed.collective.recovery_decision import (
-    Agreement,
+    Broadcast,
+    Compare,
+    Decision,
+    Encode,
+    Read,
+    Rebuild,
+    Return,
     Status,
-    agree,
     agree_on_run,
+    decide,
     require_wanted_start,
 )
 from cpr_ext.distributed.defaults import (
@@ -45,6 +53,7 @@ from cpr_ext.distributed.defaults import (
     Optimizers,
     Recoveries,
     choose_recovery,
+    contract_of,
     listed,
     make_default_checkpointer,
     require_planned_parity,
@@ -53,7 +62,7 @@ from cpr_ext.distributed.defaults import (
 )
 from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
-from cpr_ext.distributed.identity.supervision import report_abort, report_done
+from cpr_ext.distributed.identity.supervision import report_abort, report_done, report_failure
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
     RankLock,
@@ -62,19 +71,15 @@ from cpr_ext.distributed.identity.worker_identity import (
     worker_directory,
 )
 from cpr_ext.distributed.job import Event, Job, Recovery
-from cpr_ext.distributed.last_save import LastSave, close_saved
+from cpr_ext.distributed.last_save import close_saved, save_for_successor, save_trained
 from cpr_ext.distributed.parity.member import ParityMember
-from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
-from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import LeavingError, Rendezvous
 from cpr_ext.distributed.rendezvous.standing_by import take_rank
 from cpr_ext.errors import (
     CprError,
     PeerLostError,
     SnapshotError,
-    StorageError,
-    StoreError,
     UsageError,
 )
 from cpr_ext.recovery.report import RecoveryReport
@@ -82,7 +87,7 @@ from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.termination import EXIT_CODE, Termination
 from cpr_ext.runtime.validation import as_whole_number
 from cpr_ext.state.dense_schema import read_position
-from cpr_ext.state.dense_state import generator_states, restore_generators
+from cpr_ext.state.dense_state import DensePart, generator_states, restore_generators
 from cpr_ext.storage.job_stores import find_stores
 
 logger = logger_of("jobs")
@@ -91,6 +96,7 @@ Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
 # After so many joins without a step in between, the worker aborts: rejoining does not help.
 _FRUITLESS_JOINS = 20
+_MORE_PATIENCE = 4
 _LOSS_SECONDS = 0.5  # in which collectives notice by themselves that a peer has ended
 DEFAULT_CHECK_EVERY_STEPS = 1000
 
@@ -104,7 +110,7 @@ class Worker:
         recovery: ``"partial"``: the replacement of a lost worker loads the newest state of its
             shards, nobody goes back. ``"full"``: all go back to the newest full-recovery point
             that all have; the Checkpointer must make such points at the same steps everywhere
-            (``AllRows()``, ``consistency="step"``, ``EverySteps``, ``when_busy="wait"``) and keep
+            (``AllRows()``, ``EverySteps``, ``when_busy="wait"``) and keep
             two. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most two
             steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS`` schedule
             says, else partially.
@@ -114,8 +120,6 @@ class Worker:
         observe: called with each :class:`Event`.
         check_every_steps: compare what all workers must hold in common every so many steps; None:
             only at the start, after each recovery and at the end.
-        last_save: directory for the trained model of a worker whose store cannot be written then,
-            e.g. because its disk is full; None: it is tried again only.
         start_over: with ``"full"``: start again at step 0 if stores have full-recovery points, but
             none that all have. Without it that is an error, as these points would be abandoned.
         nccl: experimental, it has not run on GPUs: collectives of tensors on GPUs use NCCL, whose
@@ -141,7 +145,6 @@ class Worker:
         time_outs: TimeOuts | None = None,
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
-        last_save: str | os.PathLike[str] | None = None,
         start_over: bool = False,
         nccl: bool = False,
     ) -> None:
@@ -153,32 +156,42 @@ class Worker:
         self._store = Path(store)
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
+        self._patience = timedelta(seconds=self._time_outs.join_seconds)  # with who takes long
         self._observe = observe
         self._start_over = start_over
         self._nccl = nccl
-        self._last_save = LastSave(
-            identity,
-            self._time_outs.join_seconds / 2,  # so long that peers still wait
-            None if last_save is None else Path(last_save),
-        )
         self._rendezvous = Rendezvous(identity, self._time_outs)  # refuses a job without a secret
-        self._proposed_run = uuid.uuid4().hex
         self._leaving = Termination()
         self.job: Job | None = None
+        self._from_stores: tuple[Path, ...] | None = None
+        self._check_every_steps = check_every_steps
+        self._parity_options = parity
+        self._begin_run(0)
+
+    def _begin_run(self, num_steps: int) -> None:
+        """Forget what an earlier run has left."""
+        parity = self._parity_options
+        self.job = None
+        self._proposed_run = uuid.uuid4().hex
         self._offered: Job | None = None  # whose next step is to be tried
         self._lost: PeerLostError | None = None  # while it was tried
-        self._from_stores: tuple[Path, ...] | None = None
         self._is_live = False
+        self._since, self._in_step = time.monotonic(), 0.0  # for how long, when the round ended
         self._saved_step = -1
         self._plan = ""  # digest of how all cut the tables, seen to fit
         self._is_initialized = False  # the model's rows have their first values
         self._has_tried = False  # a step, since the job was made; it may have been interrupted
         self._has_trained = False  # or tried, since all recovered last
-        self._check_every_steps = check_every_steps
-        self._parity_options = parity
-        self._parity = NoParity() if parity is None else ParityMember(identity, parity)
+        self._parity = None if parity is None else ParityMember(self.identity, parity)
         # Until it first meets others, whose account it begins with.
         self._account: LossAccount | None = None
+        self._contract = contract_of(
+            parity,
+            recovery=self._recovery,
+            num_steps=num_steps,
+            check_every_steps=self._check_every_steps,
+            time_outs=self._time_outs,
+        )
 
     @classmethod
     def from_environment(cls, store: str | os.PathLike[str], **options: Any) -> Worker:
@@ -283,6 +296,7 @@ class Worker:
             SystemExit: with code 143, after SIGTERM or :meth:`leave`: supervisors start a process
                 again that ends with it.
         """
+        self._begin_run(num_steps)
         self._make = make_checkpointer or make_default_checkpointer
         self._initialize = initialize or _keep_values
         self._from_stores = None if from_store is None else find_stores(from_store).stores
@@ -300,7 +314,6 @@ class Worker:
         try:
             rank_lock.acquire(self._time_outs.identity_seconds)
             self._run = self._rendezvous.run = RunNote(self._store, self.identity)
-            self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 self._say_done()
@@ -327,8 +340,10 @@ class Worker:
         """Try the step whose number :meth:`steps` has yielded; it is complete at the block's end.
 
         If a peer is lost meanwhile, the block ends, the step does not count, and no error is
-        raised. Any other error is. The batch must follow from the number of the step: it is trained
-        again. Collectives belong here, before the optimizers' steps. Set ``job.num_samples``.
+        raised. That is so, too, if the block caught the error of a collective. Any other error is
+        raised. It ends the round: who catches it, around the attempt, meets all again, and all try
+        the step again. The batch must follow from the number of the step. Collectives belong here,
+        before the optimizers' steps. Set ``job.num_samples``.
 
         Yields:
             The job. Its model and optimizers may be others than at the step before.
@@ -347,14 +362,25 @@ class Worker:
         try:
             with self._minding_peers(job):
                 yield job
-                self._parity.wait_until_rows_may_change()
+                if job.group.has_lost_peer():
+                    raise PeerLostError("a collective of the step failed, which the step caught")
+                if (parity := self._parity) is not None:
+                    parity.wait_until_rows_may_change()
                 job.checkpointer.step(1 if job.num_samples is None else job.num_samples)
-                self._parity.finish_step(job.step)
+                if parity is not None:
+                    parity.finish_step(job.step)
                 self._report("step", job)
-                if self._parity.is_protected:
-                    self._rendezvous.note_may_be_lost(self._parity.nodes)
+                if parity is None or parity.is_protected:
+                    self._rendezvous.note_may_be_lost(() if parity is None else parity.nodes)
         except PeerLostError as error:
             self._lost = error
+        except BaseException as error:
+            self._abort(job.group)  # the others must not continue without this worker
+            job.model.zero_grad(set_to_none=True)
+            self._lost = PeerLostError(
+                f"{type(error).__name__} in step {job.step} of worker {self.identity.rank}: {error}"
+            )
+            raise
 
     def _hear_sigterm(self) -> Termination:
         """Take SIGTERM for a call of :meth:`leave`; a thread other than the main one cannot."""
@@ -397,15 +423,16 @@ class Worker:
 
         job = make_job()
         fruitless, furthest = 0, -1
+        self._seconds = self._time_outs.collective_seconds  # as long as others are waited for
         while True:
             try:
                 with self._minding_peers(job):
                     self._join(job)
-                    agreement = self._agree(job)
+                    decision = self._decide(job)
                     is_at_begin = job.step == 0 or self._from_stores is not None
                     is_as_made = is_at_begin and not self._has_tried
-                    if may_train := is_as_made or not agreement.starts_again:
-                        self._recover(job, agreement)
+                    if may_train := is_as_made or not decision.starts_again:
+                        self._recover(job, decision)
                 if may_train:
                     yield from self._train(job, num_steps)
                     with self._minding_peers(job):
@@ -414,6 +441,7 @@ class Worker:
                 # Building is done alone; then all join again, this time with nothing to lose.
                 job = make_again()
             except PeerLostError as error:
+                self._in_step = time.monotonic() - self._since
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
                 self._rendezvous.doubts_peers = fruitless > 0
@@ -428,14 +456,18 @@ class Worker:
                     "worker %d stopped after step %d and joins again: %s",
                     *(self.identity.rank, job.step, error),
                 )
-                if self._parity.has_spoiled_rows:
+                if self._has_spoiled_rows():
                     job = make_again()
             except LeavingError:
                 self._abort(job.group)  # peers need not wait for the save
-                self._save_to_leave(job)
+                is_full = choose_recovery(self._recovery, job.checkpointer.schedule) == "full"
+                if self._is_live and not self._has_spoiled_rows() and not is_full:
+                    save_for_successor(job.checkpointer, self.identity.rank)
                 job.release()
                 raise SystemExit(EXIT_CODE) from None
-            except BaseException:
+            except BaseException as error:
+                if self._lost or not isinstance(error, GeneratorExit):
+                    report_failure(str(self._lost or f"{type(error).__name__}: {error}"))
                 job.release()
                 raise
         close_saved(job.checkpointer)
@@ -454,7 +486,8 @@ class Worker:
             warn_of_too_few_points(self._recovery, job.checkpointer.store.retention)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
             job.checkpointer.rewinding.keep_unsaved_buffers()
-            self._parity.attach(job.checkpointer)
+            if self._parity is not None:
+                self._parity.attach(job.checkpointer)
         except UsageError:
             job.release()
             raise
@@ -481,17 +514,28 @@ class Worker:
         try:
             group.abort()
         finally:
-            self._parity.stop()
+            if self._parity is not None:
+                self._parity.stop()
+
+    def _has_spoiled_rows(self) -> bool:
+        return self._parity is not None and self._parity.has_spoiled_rows
 
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()
-        time_out = timedelta(seconds=self._time_outs.collective_seconds)
-        self._round = Round(store, time_out, self._address)
+        if self._rendezvous.is_same and self._in_step >= self._seconds:
+            self._seconds *= _MORE_PATIENCE
+            logger.warning(
+                "worker %d was in step %d for %.0f s, and meets the same processes again (it "
+                "waited%s): nobody was lost, somebody is slow. It waits up to %g s for the others "
+                "in a collective from here on",
+                *(self.identity.rank, job.step, self._in_step, self._rendezvous.waited_for),
+                self._seconds,
+            )
+        self._round = Round(store, timedelta(seconds=self._seconds), self._address)
         job.group.configure(self._round)
         self._rendezvous.note_lost = partial(self._end_round, job.group, self._round)
         if self._rendezvous.lost_epoch >= self._rendezvous.epoch:
             raise PeerLostError("a worker ended as soon as all had met")
-        self._parity.note_machines(self._rendezvous.machines)
         self._report("joined", job)
 
     def _end_round(
@@ -507,127 +551,136 @@ class Worker:
         if not is_silent:
             time.sleep(_LOSS_SECONDS)
         group.interrupt(this_round)
-        self._parity.interrupt(this_round)
+        if self._parity is not None:
+            self._parity.interrupt(this_round)
 
-    def _agree(self, job: Job) -> Agreement:
-        checkpointer = job.checkpointer
-        saved = checkpointer.store.dense.segments
+    def _decide(self, job: Job) -> Decision:
+        checkpointer, parity = job.checkpointer, self._parity
+        saved = checkpointer.store.manifest.dense
         status = Status(
             is_live=self._is_live,
             step=job.step if self._is_live else max((r.last_step for r in saved), default=0),
             full_points=tuple(r.last_step for r in saved if r.is_complete),
             choice=choose_recovery(self._recovery, checkpointer.schedule),
             account=self._account or LossAccount.empty(self.identity.world_size),
-            parity=self._parity.report(is_live=self._is_live),
+            parity=None if parity is None else parity.report(is_live=self._is_live),
             has_tried=self._has_trained,
             num_snapshots=max((r.snapshot for r in saved), default=0),
         )
-        run = self._run.run, self._proposed_run
-        said, runs = zip(*all_gather_json(job.group, (status.to_plain(), run)), strict=True)
+        run, digest = (self._run.run, self._proposed_run), digest_of(self._contract)
+        found = all_gather_json(job.group, (status.to_plain(), run, digest))
+        said, runs, digests = zip(*found, strict=True)
+        with _ending_the_job():
+            require_one_contract(job.group, digests, self._contract)
         self._run.write(agree_on_run(runs), self._rendezvous.epoch)
-        self._parity.connect(self._round)
-        agreement = agree([Status.from_plain(plain) for plain in said], self._parity.groups)
+        if parity is not None:
+            parity.connect(self._round, self._rendezvous.machines)
+        groups = () if parity is None else parity.groups
+        decision = decide([Status.from_plain(plain) for plain in said], groups)
         if not self._start_over:
             with _ending_the_job():
-                require_wanted_start(agreement)
-        return agreement
+                require_wanted_start(decision)
+        return decision
 
-    def _recover(self, job: Job, agreement: Agreement) -> None:
-        if agreement.recovery == "exact":
-            return self._recover_exactly(job, agreement)
-        checkpointer = job.checkpointer
-        account = agreement.account
-        has_returned = self._is_live and self._parity.abandon_step()
-        self._account = self._account or account
-        time_out = timedelta(seconds=self._time_outs.join_seconds)
-        rebuilt_rows, begun = 0, time.perf_counter()
-        if agreement.rebuilt_at is not None:
-            rebuilt_rows = rebuild_lost_rows(
-                self._parity, job, agreement, agreement.rebuilt_at, time_out
-            )
-            groups = agreement.rebuilt_groups
-            self._is_live |= any(self.identity.rank in group for group in groups)
-        if not self._is_live and not self._is_initialized:
-            self._initialize(job.model)
-            self._is_initialized = True  # once, as it may draw random numbers
-        report = RecoveryReport(job.step, checkpointer.num_samples)
-        unseen = None
-        if has_returned:  # the caller's own extra state may be of a step that was undone
-            unseen = replace(report, extra_state=self._parity.extra_state)
-        report = self._read_store(job, agreement) or report
-        # Reading may take longer than a step: a worker that does it does not hang.
-        wait_for_all(job.group, time_out)
+    def _recover(self, job: Job, decision: Decision) -> None:
+        """Take the steps that were decided on, one after the other.
+
+        A loss amid them finds each worker unchanged, at an earlier state that it knows, or
+        recovered.
+        """
+        parity, begun = self._parity, time.perf_counter()
+        own: RecoveryReport | None = None  # of this worker; None: it is as it was
+        self._account = self._account or decision.account
+        if decision.recovery != "partial":
+            self._saved_step = -1  # what was saved at the end may be of a step that is undone
         require_one_layout(job.group, job.model)
         data_parallel.reset(job.model)
-        part = None
-        if agreement.source == self.identity.rank:
-            part = checkpointer.replicated_state(unseen if self._is_live else report)
-        part = broadcast_part(job.group, agreement.source, part)
-        own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
-        if rebuilt_rows:
-            own = (report.num_samples, 0, rebuilt_rows, time.perf_counter() - begun)
-        held, *loads = zip(*all_gather_json(job.group, own), strict=True)
-        # Also partial recovery goes back if the workers that were furthest are lost.
-        samples = read_position(part.tree()).num_samples
-        account = account.going_back_to(samples).add(held, samples)
-        lost_samples = account.beyond(self._account.going_back_to(samples))
-        # Of survivors each keeps its own generators. So do all if there are none, or all went back.
-        has_gone_back = agreement.recovery == "full" or agreement.source in agreement.lost
-        has_own_buffers = agreement.recovery == "full" and agreement.step > 0
-        # Until here a loss leaves this worker as it was; from here on it has recovered.
-        job.extra_state = checkpointer.load_replicated_state(
-            part,
-            generators=not (self._is_live or has_gone_back),
-            buffers=not has_own_buffers,
-            samples_lost=lost_samples[self.identity.rank],
-        )
-        self._is_live, self._account = True, account
-        self._parity.begin(job.step, job.extra_state)
-        self._note_recovery(agreement, job.step, lost_samples, loads)
-        self._parity.encode_all(job.step)
-        self._compare(job, buffers=not has_own_buffers)
+        for step in decision.steps:
+            match step:
+                case Return(state=state) if self._is_live and parity is not None:
+                    parity.return_to(state)
+                    own = self._own_report(job, parity)
+                case Rebuild() if parity is not None:
+                    rows = parity.rebuild(step, partial(self._share, job, step.source))
+                    if self.identity.rank in step.lost:
+                        self._is_live, own = True, self._own_report(job, parity)
+                        seconds = time.perf_counter() - begun
+                        own = replace(own, rows_restored=rows, seconds=seconds)
+                case Read(point=point) if point is not None or not self._is_live:
+                    own = self._read(job, point)
+                case Broadcast():
+                    self._broadcast(job, decision, step, own)
+                case Encode() if parity is not None:
+                    parity.encode(step, job.step, job.extra_state)
+                case Compare(buffers=buffers):
+                    self._compare(job, buffers=buffers)
 
-    def _read_store(self, job: Job, agreement: Agreement) -> RecoveryReport | None:
-        """Restore the state from stores as far as was agreed; None: this worker has it."""
-        checkpointer, report = job.checkpointer, None
-        if agreement.recovery == "full":
-            self._is_live, self._saved_step = False, -1  # until all are back at the same step
-            if agreement.step > 0 or self._from_stores is None or checkpointer.store.dense.segments:
-                report = checkpointer.recover(mode="full", up_to_step=agreement.step)
-            if agreement.step == 0 and self._from_stores is not None:
-                report = checkpointer.recover(from_store=self._from_stores)
-        elif not self._is_live:
-            report = checkpointer.recover(from_store=self._from_stores)
+    def _own_report(self, job: Job, parity: ParityMember) -> RecoveryReport:
+        """Return where parity has put this worker; the caller's extra state may be of later."""
+        job.extra_state = parity.extra_state
+        samples = job.checkpointer.num_samples
+        return RecoveryReport(job.step, samples, extra_state=parity.extra_state)
+
+    def _share(self, job: Job, source: int, whole: DensePart | None) -> DensePart:
+        """Return what one worker has of the dense state; the slowest is waited for."""
+        wait_for_all(job.group, self._patience)
+        return broadcast_part(job.group, source, whole)
+
+    def _read(self, job: Job, point: int | None) -> RecoveryReport:
+        """Restore the state from stores, of a full-recovery point or the newest."""
+        checkpointer, stores = job.checkpointer, self._from_stores
+        self._is_live = False  # until all are back at the same step
+        if not self._is_initialized:
+            self._initialize(job.model)
+            self._is_initialized = True  # once, as it may draw random numbers
+        if point is not None and (point > 0 or stores is None or checkpointer.store.manifest.dense):
+            report = checkpointer.recover(mode="full", up_to_step=point)
+        if point is None or (point == 0 and stores is not None):
+            report = checkpointer.recover(from_store=stores)
         return report
 
-    def _recover_exactly(self, job: Job, agreement: Agreement) -> None:
-        """Put all to one state: survivors by their own deltas, the lost by their peers' parity."""
-        begun = time.perf_counter()
-        self._saved_step = -1  # what was saved at the end may be of a step that is undone
-        self._account = self._account or agreement.account
-        time_out = timedelta(seconds=self._time_outs.join_seconds)
-        rows = return_to_one_state(self._parity, job, agreement, time_out)
-        self._is_live = True
-        self._account = agreement.account.going_back_to(job.checkpointer.num_samples)
-        self._parity.encode_missing(agreement.reports, agreement.step)
-        own = (0, rows, time.perf_counter() - begun)
-        loads = zip(*all_gather_json(job.group, own), strict=True)
-        self._note_recovery(agreement, job.step, (0,) * self.identity.world_size, loads)
-        self._compare(job, buffers=False)  # each has its own back
-
-    def _note_recovery(
-        self, agreement: Agreement, step: int, lost_samples: tuple[int, ...], loads: Iterable[Any]
+    def _broadcast(
+        self, job: Job, decision: Decision, step: Broadcast, own: RecoveryReport | None
     ) -> None:
-        recovery, lost, source = agreement.recovery, agreement.lost, agreement.source
-        load = (*loads, agreement.obstacle, agreement.steps_repeated)
-        self.recoveries.append(Recovery(recovery, step, lost, source, lost_samples, *load))
+        """Take the dense part that all take, and note what each has lost and read."""
+        checkpointer, rank = job.checkpointer, self.identity.rank
+        # Reading may take longer than a step: a worker that does it does not hang.
+        wait_for_all(job.group, self._patience)
+        part, samples = None, checkpointer.num_samples
+        if step.source is not None:
+            part = checkpointer.replicated_state(own) if step.source == rank else None
+            part = broadcast_part(job.group, step.source, part)
+            samples = read_position(part.tree()).num_samples
+        own = own or RecoveryReport(job.step, checkpointer.num_samples)
+        said = (own.num_samples, own.bytes_read, own.rows_restored, own.seconds)
+        of_each: Any = zip(*all_gather_json(job.group, said), strict=True)
+        held, *loads = of_each
+        # Also partial recovery goes back if the workers that were furthest are lost.
+        account = decision.account.going_back_to(samples).add(held, samples)
+        assert self._account is not None
+        lost_samples = account.beyond(self._account.going_back_to(samples))
+        if part is not None:
+            # Of survivors each keeps its own generators; so do all if there are none, or all went
+            # back. Until here a loss leaves this worker as it was.
+            has_gone_back = decision.recovery == "full" or step.source in decision.lost
+            job.extra_state = checkpointer.load_replicated_state(
+                part,
+                generators=not (self._is_live or has_gone_back),
+                buffers=step.buffers,
+                samples_lost=lost_samples[rank],
+            )
+        self._is_live, self._account = True, account
+        recovery, lost, source = decision.recovery, decision.lost, decision.source
+        load = (*loads, decision.obstacle, decision.steps_repeated)
+        self.recoveries.append(Recovery(recovery, job.step, lost, source, lost_samples, *load))
 
     def _compare(self, job: Job, *, buffers: bool) -> None:
+        wait_for_all(job.group, self._patience)  # for those that encode
         self._plan = require_one_plan(job.group, job.checkpointer.tables, self._plan)
         require_same(job.group, job.model, job.checkpointer, buffers=buffers)
         self._has_trained = False
         self._report("recovered", job)
-        self.recoveries[-1].log(self.identity.rank, is_first=len(self.recoveries) == 1)
+        self.recoveries[-1].log(self.identity.rank)
 
     def _train(self, job: Job, num_steps: int) -> Iterator[int]:
         # Counted here, as a worker at another step would come to the comparison at another time.
@@ -651,38 +704,25 @@ class Worker:
                     "a step was not tried: train it in `with worker.attempt() as job:`"
                 )
 
-    def _save_to_leave(self, job: Job) -> None:
-        """Save all rows for this worker's successor, unless that has no use for them."""
-        is_full = choose_recovery(self._recovery, job.checkpointer.schedule) == "full"
-        if not self._is_live or self._parity.has_spoiled_rows or is_full:
-            return
-        try:
-            job.checkpointer.save("base")
-            job.checkpointer.wait()
-        except (SnapshotError, StorageError, StoreError, UsageError) as error:
-            logger.warning(
-                "worker %d leaves without a snapshot of step %d: %s",
-                *(self.identity.rank, job.step, error.__cause__ or error),
-            )
-        else:
-            logger.info("worker %d leaves after step %d", self.identity.rank, job.step)
-
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""
-        self._parity.complete_rows()
-        self._parity.complete_deltas()
+        if self._parity is not None:
+            self._parity.complete()
         if self._recovery in ("full", "auto"):
             # Two points of each are kept: with one worker's last, all have one in common.
             with suppress(SnapshotError):  # of an earlier one; the last save is another
                 job.checkpointer.wait()
-            wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
+            wait_for_all(job.group, self._patience)
         if self._saved_step != job.step:
-            self._last_save.save(job, lambda path: self._make(job.model, job.optimizers, path))
+            seconds = self._time_outs.join_seconds / 2  # so long that peers still wait
+            save_trained(job.checkpointer, self.identity.rank, retry_seconds=seconds)
             self._saved_step = job.step
         self._rendezvous.note(notes[self.identity.rank])
-        wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
+        wait_for_all(job.group, self._patience)
 
     def _report(self, kind: Any, job: Job) -> None:
+        if kind != "peer_lost":
+            self._since = time.monotonic()
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
 

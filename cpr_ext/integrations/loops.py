@@ -219,8 +219,9 @@ def _checksum(batch: Any, before: int) -> int:
         return before
     if tensor.is_nested:
         return before
-    content = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-    return zlib.crc32(content[:_MOST_COMPARED].numpy().data, before)
+    values = tensor.detach().reshape(-1)[: _MOST_COMPARED // tensor.itemsize]
+    content = values.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
+    return zlib.crc32(content.numpy().data, before)
 
 
 def first_dimension(batch: Any) -> int:

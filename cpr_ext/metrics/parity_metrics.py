@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from cpr_ext.metrics.counters import ScalarWriter
-
 
 @dataclass
 class ParityMetrics:
@@ -81,9 +79,3 @@ class ParityMetrics:
         """Note that all of them are done."""
         self.rebuilt_bytes = self.bytes_to_rebuild
         self.rebuilds += 1
-
-    def write_scalars(self, writer: ScalarWriter, step: int) -> None:
-        """Write scalars ``cpr/parity_...`` of ``step``."""
-        names = ("protected", "machines_at_risk", "lag_steps", "bytes_per_second")
-        for name in (*names, "rebuild_progress"):
-            writer.add_scalar(f"cpr/parity_{name}", float(getattr(self, name)), step)

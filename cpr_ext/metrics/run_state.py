@@ -3,11 +3,170 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
-from cpr_ext.metrics.cost_meter import CostMeter
-from cpr_ext.metrics.counters import Metrics, MetricsWriter, ScalarWriter
-from cpr_ext.schedules.intervals import Schedule
+import torch
+
+from cpr_ext.errors import UsageError
+from cpr_ext.metrics.counters import Metrics
+from cpr_ext.schedules.intervals import RunCosts, Schedule
+from cpr_ext.state.precision import Precision, precision_of_row, stored_row_bytes
+from cpr_ext.state.table import WEIGHT, Table
+
+# Steps after which the speed of training is told: the first ones are slower.
+_STEPS_FOR_SPEED = 20
+_STEPS_WITH_NEWS = (_STEPS_FOR_SPEED, 10 * _STEPS_FOR_SPEED, 100 * _STEPS_FOR_SPEED)
+
+
+class CostMeter:
+    """Adds up what steps, snapshots and recoveries took; :meth:`costs` scales it to whole saves.
+
+    Args:
+        prioritized: names of the tables of which a partial snapshot saves a share.
+        fraction: that share.
+        precision: in which snapshots keep rows.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        prioritized: Collection[str],
+        fraction: float,
+        num_shards: int,
+        precision: Precision | None = None,
+    ) -> None:
+        self._precision = precision or Precision()
+        self._tables = tables
+        self._prioritized = prioritized
+        self._fraction = fraction
+        self._num_shards = num_shards
+        self._started = time.monotonic()
+        self._steps = 0
+        self._samples = 0
+        self._idle_steps = 0
+        self._idle_seconds = 0.0
+        self._snapshot_seconds = 0.0  # of the snapshot on its way
+        self._save_seconds = 0.0
+        self._saved_bytes = 0
+        self._base_bytes = 0
+        self._prioritized_bytes: int | None = None
+        self._load_seconds: float | None = None
+        self._load_shard_seconds: float | None = None
+
+    def note_step(self, num_samples: int, stall_seconds: float, *, is_saving: bool) -> None:
+        """Record a training step, and how long checkpointing blocked it."""
+        if self._steps == 0:
+            self._started = time.monotonic()
+        else:
+            self._samples += num_samples
+        self._steps += 1
+        if is_saving:
+            # Counting lookups takes its time in every step.
+            counting = self._idle_seconds / self._idle_steps if self._idle_steps else 0.0
+            self._snapshot_seconds += max(0.0, stall_seconds - counting)
+        else:
+            self._idle_steps += 1
+            self._idle_seconds += stall_seconds
+
+    @property
+    def has_news(self) -> bool:
+        """Whether speed is known since this step, or is known much better than when last asked."""
+        return self._steps in _STEPS_WITH_NEWS
+
+    def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
+        """Record a committed snapshot."""
+        exact_bytes = file_bytes
+        with suppress(UsageError):  # a table that cannot be saved any more
+            exact_bytes = self._in_float32(file_bytes, "base" if is_base else "partial")
+        if self._snapshot_seconds:
+            self._save_seconds += self._snapshot_seconds
+            self._saved_bytes += exact_bytes
+        self._snapshot_seconds = 0.0
+        if is_base:
+            self._base_bytes = exact_bytes
+            with suppress(UsageError):
+                self._prioritized_bytes = self._measure(self._prioritized)
+
+    def note_failed_snapshot(self) -> None:
+        """Record a failed snapshot: its time has no relation to its bytes."""
+        self._snapshot_seconds = 0.0
+
+    def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
+        """Record the time of a recovery, unless it read nothing."""
+        if bytes_read == 0:
+            return
+        if of_shards:
+            self._load_shard_seconds = seconds
+        else:
+            self._load_seconds = seconds
+        self._started += seconds  # no time of training
+
+    def costs(self) -> RunCosts:
+        """Return the interim result."""
+        elapsed_hours = (time.monotonic() - self._started) / 3600
+        has_speed = self._steps >= _STEPS_FOR_SPEED and self._samples > 0
+        save_seconds = (
+            self._save_seconds * self._base_bytes / self._saved_bytes if self._saved_bytes else None
+        )
+        row_share = 1.0
+        with suppress(UsageError):
+            row_share = self._row_share("partial", self._prioritized)
+        return RunCosts(
+            num_shards=self._num_shards,
+            fraction=self._fraction,
+            prioritized_bytes=self._prioritized_bytes,
+            other_bytes=max(0, self._base_bytes - (self._prioritized_bytes or 0)),
+            samples_per_hour=self._samples / elapsed_hours if has_speed else None,
+            save_hours=_hours(save_seconds),
+            load_hours=_hours(self._load_seconds),
+            load_shard_hours=_hours(self._load_shard_seconds),
+            row_share=row_share,
+        )
+
+    def _in_float32(self, file_bytes: int, kind: str) -> int:
+        """Return the bytes of a snapshot without rounding: its rows are copied all the same."""
+        share = self._row_share(kind, [table.name for table in self._tables])
+        if share == 1:
+            return file_bytes
+        all_rows = self._measure([table.name for table in self._tables])
+        if kind == "base":
+            return file_bytes + round((1 - share) * all_rows)
+        other = max(0, self._base_bytes - all_rows)
+        return other + round(max(0, file_bytes - other) / share)
+
+    def _row_share(self, kind: str, names: Collection[str]) -> float:
+        """Return the bytes of the rows of these tables in a snapshot, as a share of float32's."""
+        if self._precision.is_exact:
+            return 1.0
+        of_weights, of_state = self._precision.of_weights(kind), self._precision.state
+        stored = sum(
+            _stored_bytes(array, of_weights if name == WEIGHT else of_state)
+            for table in self._tables
+            if table.name in names
+            for name, array in table.clean_arrays().items()
+        )
+        return stored / (self._measure(names) or 1) or 1.0
+
+    def _measure(self, names: Collection[str]) -> int:
+        return sum(
+            array.nbytes
+            for table in self._tables
+            if table.name in names
+            for array in table.clean_arrays().values()
+        )
+
+
+def _stored_bytes(array: torch.Tensor, precision: str) -> int:
+    """Return the bytes of all rows of an array in a snapshot, if all of them can be rounded."""
+    if array.dtype != torch.float32 or not len(array):
+        return array.nbytes
+    elements = array.numel() // len(array)
+    return len(array) * stored_row_bytes(elements, precision_of_row(elements, precision))
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 3600
 
 
 class RunState:
@@ -21,19 +180,15 @@ class RunState:
 
     Args:
         meter: measures costs.
-        writer: is given the metrics then.
     """
 
-    def __init__(
-        self, meter: CostMeter, schedule: Schedule, num_shards: int, writer: ScalarWriter | None
-    ) -> None:
+    def __init__(self, meter: CostMeter, schedule: Schedule, num_shards: int) -> None:
         self.step = 0
         self.num_samples = 0
         self.metrics = Metrics()
         self._meter = meter
         self.schedule = schedule
         self._num_shards = num_shards
-        self._writer = MetricsWriter(writer)
         # By shard: samples trained when it was last saved, or when their loss was last noted.
         self._saved_samples = [0] * num_shards
         schedule.observe(meter.costs())
@@ -55,7 +210,7 @@ class RunState:
         if metrics.samples_lost:
             self._spread_lost_samples()
         if self._meter.has_news:
-            self.publish()
+            self.update_schedule()
 
     def note_committed(
         self, step: int, num_samples: int, file_bytes: int, *, is_base: bool
@@ -119,12 +274,11 @@ class RunState:
     def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
         """Record how long a recovery took and what it read."""
         self._meter.note_recovery(seconds, bytes_read, of_shards=of_shards)
-        self.publish()
+        self.update_schedule()
 
-    def publish(self) -> None:
-        """Give the schedule the costs, and the writer the metrics."""
+    def update_schedule(self) -> None:
+        """Give the schedule the costs."""
         self.schedule.observe(self._meter.costs())
-        self._writer.write(self.metrics, self.step)
 
     def _spread_lost_samples(self) -> None:
         total_samples = max(self.schedule.job_samples() or 0, self.num_samples, 1)

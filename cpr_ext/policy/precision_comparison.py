@@ -50,13 +50,13 @@ def compare_precisions(
     fraction = planner.pattern.fraction
     found = []
     for precision in PRECISIONS:
-        pattern = planner.pattern_of(fraction, bytes_share(rows, precision, fraction))
+        pattern = planner.pattern_of(fraction, bytes_share(rows, precision))
         written = planner.written_share(pattern)
         expected = planner.expected_partial(interval, pattern)
         found.append(
             PrecisionFigures(
                 precision=precision,
-                row_bytes=mean_row_bytes(rows, precision, fraction),
+                row_bytes=mean_row_bytes(rows, precision),
                 written_share=written,
                 overhead_fraction=expected.overhead.fraction_of(planner.job),
                 save_every_hours=pattern.save_every_hours(written * interval),

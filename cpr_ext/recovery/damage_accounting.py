@@ -8,14 +8,91 @@ newest saved state with the restored one. It runs only after damage.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.shard_segments import Ranges, ShardSegments, UsableSegment
+from cpr_ext.recovery.report import Findings
+from cpr_ext.storage.manifest import Records, SegmentRecord
+from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store_reader import StoreReader
+
+Ranges = Mapping[str, tuple[int, int]]
+
+
+@dataclass
+class UsableSegment:
+    """A segment whose header is sound.
+
+    Attributes:
+        damaged: numbers of chunks of which nothing was restored.
+    """
+
+    record: SegmentRecord
+    rows: SegmentRows
+    damaged: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class ShardSegments:
+    """The segments of one shard.
+
+    Attributes:
+        ranges: rows [begin, end) that the shard holds, by table.
+        found: oldest first; a bare record: its header is not usable, so none of it is.
+    """
+
+    ranges: Ranges
+    found: list[UsableSegment | SegmentRecord]
+
+    @property
+    def usable(self) -> list[UsableSegment]:
+        """Those with a sound header, oldest first."""
+        return [segment for segment in self.found if isinstance(segment, UsableSegment)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Every row has its newest saved state for sure: nothing is damaged."""
+        usable = self.usable
+        has_base = any(segment.record.kind == "base" for segment in usable)
+        return has_base and len(usable) == len(self.found) and not any(s.damaged for s in usable)
+
+    def note_damage(
+        self, findings: Findings, path: Path, chunk: int, num_rows: int, error: DamageError
+    ) -> None:
+        """Record a damaged chunk; it may be met several times, and counts once."""
+        (segment,) = (s for s in self.usable if s.rows.segment.path == path)
+        if chunk not in segment.damaged:
+            segment.damaged.add(chunk)
+            findings.add_damaged(path, type(error)(f"chunk {chunk}: {error}"), num_rows)
+
+
+def open_shard(
+    reader: StoreReader, shard: int, records: Records, findings: Findings, direct_io: bool
+) -> ShardSegments:
+    """Open segments of a shard, oldest first; damaged headers are added to the findings."""
+    ranges = reader.manifest.model.row_ranges(shard)
+    found: list[UsableSegment | SegmentRecord] = []
+    for record in records:
+        try:
+            rows = SegmentRows(reader.open(record), ranges, direct_io=direct_io)
+            found.append(UsableSegment(record, rows))
+        except DamageError as error:
+            findings.add_damaged(reader.path_of(record), error)
+            found.append(record)
+    return ShardSegments(ranges, found)
+
+
+def open_up_to(
+    reader: StoreReader, shard: int, snapshot: int, findings: Findings, direct_io: bool
+) -> ShardSegments:
+    """Open all segments of a shard up to a snapshot, also those that serve as a fallback."""
+    records = tuple(each for each in reader.manifest.shards[shard] if each.snapshot <= snapshot)
+    return open_shard(reader, shard, records, findings, direct_io)
+
 
 BLOCK_ROWS = 1 << 18
 

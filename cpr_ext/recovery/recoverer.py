@@ -7,9 +7,8 @@ restores the dense part, copies and accounts for the rows, and rolls the store b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -17,13 +16,13 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.report import Findings
 from cpr_ext.recovery.restore import LiveModel
-from cpr_ext.recovery.slot_settling import settle_slots
 from cpr_ext.recovery.sources import ModelSource, OtherStores, OwnStore, RowsSource
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, restore_dense
 from cpr_ext.state.position import Position
+from cpr_ext.state.slot_keys import EMPTY, repeated
 from cpr_ext.state.stateful import Declared, without_state
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
@@ -31,6 +30,60 @@ from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.trackers import Tracker, native_trackers, unsaved_updates
+
+_LIVE, _NEWEST, _OLDER = 2, 1, 0
+
+
+def settle_slots(
+    table: Table, restored: Iterable[tuple[int, int]], findings: Findings
+) -> torch.Tensor:
+    """Empty the slots of a keyed table whose key another slot has with more right.
+
+    So are slots that are missing, and those with a number that is no key.
+
+    Args:
+        restored: the ranges [begin, end) of slots that were restored; all others are live.
+        findings: ``rows_of_other_ids`` is counted.
+
+    Returns:
+        (n,) int64, the slots that were emptied.
+    """
+    assert table.slots is not None
+    key = table.slots.key.cpu()
+    rank = torch.full((len(key),), _LIVE, dtype=torch.int8)
+    for begin, end in restored:
+        rank[begin:end] = _NEWEST
+    rank[findings.not_newest(table.name)] = _OLDER
+    invalid = torch.nonzero(key < EMPTY).flatten()
+    missing = findings.missing_rows.get(table.name, invalid[:0])
+    others = torch.unique(torch.cat([_losers(key, rank), invalid]))
+    others = others[~torch.isin(others, missing)]
+    findings.rows_of_other_ids += len(others)
+    emptied: torch.Tensor = torch.unique(torch.cat([others, missing]))
+    _empty(table, emptied)
+    table.slots.rebuild()
+    return emptied
+
+
+def _losers(key: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """Return the slots of each key that has several, but for one that ranks above all others."""
+    slots = repeated(key, torch.arange(len(key)))
+    slots = slots[torch.argsort(rank[slots], stable=True)]
+    slots = slots[torch.argsort(key[slots], stable=True)]
+    keys, ranks = key[slots], rank[slots]
+    wins = torch.ones(len(slots), dtype=torch.bool)
+    wins[:-1] = keys[:-1] != keys[1:]  # the last of a key ranks highest
+    wins[1:] &= ranks[1:] > ranks[:-1]
+    return slots[~wins]
+
+
+def _empty(table: Table, slots: torch.Tensor) -> None:
+    assert table.slots is not None
+    with torch.no_grad():
+        for array in table.arrays().values():
+            array[slots.to(array.device)] = 0
+        table.slots.key[slots.to(table.slots.key.device)] = EMPTY
+
 
 RecoveryMode = Literal["partial", "full"]
 OnDamage = Literal["raise", "fall_back"]
@@ -194,7 +247,6 @@ class Recoverer:
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
         findings.extra_state = position.extra_state
-        findings.state_ignored = list(position.ignored)
         findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
         if part is not None:
             source.copy_rows(findings)
@@ -204,7 +256,7 @@ class Recoverer:
             # Rows that damage made older, or took, may be among those that were not saved anyway.
             findings.rows_stale = None
         if findings.damaged_segments or findings.differences:
-            findings.is_proven = False
+            findings.is_complete = False
         unreadable = {d.path for d in findings.damaged_segments if d.is_unreadable}
         self._store.roll_back(source.snapshot, keep=unreadable)
         return findings
@@ -252,7 +304,21 @@ class Recoverer:
                 each.take_range(begin, end, weight=table.weight)
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
-        """Yield each table's tracker, the table, and its rows [begin, end), for each shard."""
-        for shard, table in product(shards, self._live.tables.values()):
-            rows = shard_row_range(table.num_embeddings, shard, self._store.num_shards)
-            yield self._trackers[table.name], table, *rows
+        """Yield each table's tracker, the table, and its rows [begin, end), for shards in a row."""
+        num_shards = self._store.num_shards
+        for table in self._live.tables.values():
+            for first, last in _runs(shards):
+                begin, _ = shard_row_range(table.num_embeddings, first, num_shards)
+                _, end = shard_row_range(table.num_embeddings, last, num_shards)
+                yield self._trackers[table.name], table, begin, end
+
+
+def _runs(shards: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of those that follow one another."""
+    runs: list[tuple[int, int]] = []
+    for shard in sorted(set(shards)):
+        if runs and runs[-1][1] == shard - 1:
+            runs[-1] = runs[-1][0], shard
+        else:
+            runs.append((shard, shard))
+    return runs

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from cpr_ext.recovery.state_source import StateSource
-from cpr_ext.runtime.html_table import html_table
+from cpr_ext.errors import DamageError
+from cpr_ext.runtime.log_text import html_table
+from cpr_ext.storage.retries import UnreadableError
+
+SourceKind = Literal["own store", "copy", "other stores"]
+
+
+@dataclass(frozen=True)
+class StateSource:
+    """Where a recovered state came from.
+
+    Attributes:
+        kind: ``own store``: the directory of this job. ``copy``: object storage, as the directory
+            was empty. ``other stores``: those of ``from_store``.
+        place: the directory, the address, or the directories.
+        age_seconds: time since the state was saved, by the clocks of both machines; None: not
+            known. What was trained after it and before the failure is lost. How much that is, a
+            copy does not show.
+    """
+
+    kind: SourceKind
+    place: str
+    age_seconds: float | None = None
+
+    def __str__(self) -> str:
+        age = "" if self.age_seconds is None else f", saved {self.age_seconds:.0f} s ago"
+        return f"{self.kind} ({self.place}){age}"
+
+
+def age_of(path: Path) -> float | None:
+    """Return how long ago a file was written; None: it is gone."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -74,19 +109,15 @@ class RecoveryReport:
         rows_of_other_ids: slots of keyed tables that were emptied, as their restored key has
             another slot, too. There are some after damage, and of lost shards that are restored
             into a live model. They count as restored.
-        rows_rounded: so many of ``rows_restored`` have rounded values, see
-            :class:`cpr_ext.Precision`. 0: every value is exact. An upper bound after compaction
-            and newer snapshots: a compacted segment says how many of its rows were rounded, not
-            which.
-        largest_rounding_error: no value of them differs by more from the one that was captured.
+        rows_rounded: at most so many of ``rows_restored`` have rounded values, see
+            :class:`cpr_ext.Precision`; one that several snapshots have rounded counts for each.
+            0: every value is exact.
         segments_read, bytes_read: segments and bytes that the recovery read.
         damaged_segments: the segments that were unusable, as a whole or in part.
         seconds: its duration.
         extra_state: the caller's extra state in the snapshot (after a full restore).
-        state_ignored: names of state that the snapshot left out, as ``ignore=`` said.
         differences: with ``strict=False``: where the store's model differs, one sentence each.
-        is_proven: all of the restored state is of a full-recovery point that the store records as
-            proven; see ``SnapshotHandle.is_proven``.
+        is_complete: all of the restored state is of one step, of a full-recovery point.
         source: where the state came from; None: there was none.
     """
 
@@ -103,15 +134,13 @@ class RecoveryReport:
     row_updates_lost: int | None = 0
     rows_of_other_ids: int = 0
     rows_rounded: int = 0
-    largest_rounding_error: float = 0.0
     segments_read: int = 0
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
     extra_state: Any = None
-    state_ignored: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
-    is_proven: bool = False
+    is_complete: bool = False
     source: StateSource | None = field(default=None, repr=False)
 
     def _repr_html_(self) -> str:
@@ -142,3 +171,91 @@ class RecoveryReport:
     def unreadable_paths(self) -> set[Path]:
         """Segments that could not be read, as a whole or in part."""
         return {damaged.path for damaged in self.damaged_segments if damaged.is_unreadable}
+
+
+@dataclass
+class Findings:
+    """The numbers of a recovery so far; see :class:`RecoveryReport` for each."""
+
+    step: int = 0
+    num_samples: int = 0
+    shards: tuple[int, ...] = ()
+    rows_restored: int = 0
+    rows_stale: int | None = 0
+    rows_missing: int = 0
+    rows_possibly_stale: int = 0
+    older_rows: dict[str, OlderRows] = field(default_factory=dict)
+    missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    samples_lost: int = 0
+    row_updates_lost: int | None = 0
+    rows_of_other_ids: int = 0
+    rows_rounded: int = 0
+    segments_read: int = 0
+    bytes_read: int = 0
+    damaged_segments: list[DamagedSegment] = field(default_factory=list)
+    seconds: float = 0.0
+    extra_state: Any = None
+    differences: list[str] = field(default_factory=list)
+    is_complete: bool = False
+    source: StateSource | None = None
+
+    def report(self) -> RecoveryReport:
+        """Build the report; what is found later does not change it."""
+        return RecoveryReport(
+            **{name: _own(value) for name, value in vars(self).items() if name != "extra_state"},
+            extra_state=self.extra_state,
+        )
+
+    def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
+        """Record that a segment, or ``num_rows`` rows of it, is unusable."""
+        is_unreadable = isinstance(error, UnreadableError)
+        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
+
+    def add_stale(self, count: int) -> None:
+        """Count further stale rows, unless the number is unknown."""
+        if self.rows_stale is not None:
+            self.rows_stale += count
+
+    def add_lost_updates(self, count: int | None) -> None:
+        """Count further lost updates of rows; None: unknown, and then the sum is, too."""
+        known = self.row_updates_lost
+        self.row_updates_lost = None if known is None or count is None else known + count
+
+    def add_older(self, table: str, row_ids: torch.Tensor, steps_older: torch.Tensor) -> None:
+        """Record rows that were restored to an older state; each is added once."""
+        self.add_stale(len(row_ids))
+        if (known := self.older_rows.get(table)) is not None:
+            row_ids = torch.cat([known.row_ids, row_ids])
+            steps_older = torch.cat([known.steps_older, steps_older])
+        if len(row_ids):
+            self.older_rows[table] = OlderRows(row_ids, steps_older)
+
+    def add_missing(self, table: str, row_ids: torch.Tensor) -> None:
+        """Record rows of which no state is left; each is added once."""
+        self.rows_missing += len(row_ids)
+        if len(row_ids):
+            known = self.missing_rows.get(table, row_ids[:0])
+            self.missing_rows[table] = torch.cat([known, row_ids])
+
+    def samples_of_damage(self, num_rows: int, num_shards: int) -> int:
+        """Return samples whose effect damage took, as the share that its rows have of a shard.
+
+        A missing row lost all samples, an older one those of the steps between its two states.
+
+        Args:
+            num_rows: of all tables.
+        """
+        per_step = self.num_samples / max(1, self.step)
+        older = sum(int(rows.steps_older.sum()) for rows in self.older_rows.values()) * per_step
+        lost = (self.rows_missing * self.num_samples + older) * num_shards / max(1, num_rows)
+        return math.ceil(lost)
+
+    def not_newest(self, table: str) -> torch.Tensor:
+        """Return (n,) int64, the rows of a table that are older or missing."""
+        found = [self.missing_rows[table]] if table in self.missing_rows else []
+        found += [self.older_rows[table].row_ids] if table in self.older_rows else []
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, dict | list) else value

@@ -1,4 +1,4 @@
-"""Restore rows: a manifest's segments, oldest first, each verified and written over the last.
+"""Restore rows: a shard's segments, oldest first, each verified and written over the last.
 
 The newest undamaged state of each row wins, so a damaged chunk leaves the row's older state.
 """
@@ -6,6 +6,7 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,25 +16,62 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.recovery.damage_accounting import account
-from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.progress import RecoveryProgress
-from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
+from cpr_ext.recovery.damage_accounting import ShardSegments, account, open_up_to
+from cpr_ext.recovery.report import Findings
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Declared
-from cpr_ext.state.table import WEIGHT, Table, shard_row_range
-from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.state.table import WEIGHT, Table
+from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.retries import damage_of, native_read_errors
-from cpr_ext.storage.rounded_chunks import RoundedTally
-from cpr_ext.storage.segment_format import ALIGNMENT, ArraySpec, Segment, native_table
-from cpr_ext.storage.store import Store
-from cpr_ext.storage.store_reader import open_segment
+from cpr_ext.storage.segment_format import (
+    ALIGNMENT,
+    ArraySpec,
+    Segment,
+    SegmentLayout,
+    native_table,
+    table_in_file,
+)
+from cpr_ext.storage.store_reader import StoreReader
+
+logger = logger_of("recovery")
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class RecoveryProgress:
+    """Logs how much of the files is read, at most every ten seconds.
+
+    Args:
+        total_bytes: of the files that are read.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._began = self._logged = time.monotonic()
+
+    def __call__(self, bytes_read: int) -> None:
+        """Note that so many bytes are read by now, in all."""
+        now = time.monotonic()
+        if now - self._logged < _SECONDS_BETWEEN_LINES:
+            return
+        self._logged = now
+        seconds = now - self._began
+        left = max(0, self._total_bytes - bytes_read)
+        logger.info(
+            "recovering: %.1f of %.1f GB are read, %.2f GB/s, about %.0f s to go",
+            *(bytes_read / 1e9, self._total_bytes / 1e9, bytes_read / seconds / 1e9),
+            left * seconds / max(1, bytes_read),
+        )
+
 
 # Per-row optimizer state takes at most so many times the bytes of the weight, unless a base has it.
 _SMALL_STATES = 16
 # One slot is filled while the rows of others are scattered: the disk does not wait for that.
 _NUM_SLOTS = 4
+# Of the smallest slot, which holds many small chunks.
+_SLOT_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -49,7 +87,11 @@ class LiveModel:
 
 
 def restore_shards(
-    store: Store, shards: Sequence[int], up_to_snapshot: int, live: LiveModel, findings: Findings
+    reader: StoreReader,
+    shards: Sequence[int],
+    up_to_snapshot: int,
+    live: LiveModel,
+    findings: Findings,
 ) -> dict[str, set[str]]:
     """Restore every row of shards from their live segments, and nothing else.
 
@@ -67,17 +109,15 @@ def restore_shards(
         StoreError: a segment does not fit the live tables; nothing was restored.
         StorageError: a segment could not be read; some rows may have been restored.
     """
-    opened = []
-    for shard in shards:
-        ranges = {
-            name: shard_row_range(table.num_embeddings, shard, store.num_shards)
-            for name, table in live.tables.items()
-        }
-        manifest = store.shards[shard]
-        records = [each for each in manifest.segments if each.snapshot <= up_to_snapshot]
-        opened.append(open_shard(manifest, records, ranges, findings, live.direct_io))
+    opened = [
+        open_up_to(reader, shard, up_to_snapshot, findings, live.direct_io) for shard in shards
+    ]
+    shapes = {name: _shapes_of(table) for name, table in live.tables.items()}
     for shard_segments in opened:
-        make_missing_states([s.rows.segment for s in shard_segments.usable], live.tables)
+        segments = [usable.rows.segment for usable in shard_segments.usable]
+        for (name, _), array in missing_states(segments, shapes).items():
+            live.tables[name].make_row_state(array.name, array.row_shape, array.dtype)
+            shapes[name] = _shapes_of(live.tables[name])
     _restore_segments(opened, live, findings)
     restored: dict[str, set[str]] = {}
     for shard_segments in opened:
@@ -85,31 +125,19 @@ def restore_shards(
         account(shard_segments, shard_segments.ranges, findings)
         num_rows = sum(end - begin for begin, end in shard_segments.ranges.values())
         findings.rows_restored += num_rows - (findings.rows_missing - missing_before)
-        tally = RoundedTally()
-        for marks in shard_segments.marks.values():
-            tally.add(marks)
-        findings.add_rounded(tally, [usable.rows.segment for usable in shard_segments.usable])
         for usable in shard_segments.usable:
             for spec in usable.rows.segment.layout.tables:
                 restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
+    # A row that several segments hold was counted with each of them.
+    findings.rows_rounded = min(findings.rows_rounded, findings.rows_restored)
     return restored
 
 
-def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]) -> None:
-    """Make per-row states that the segments hold and the live tables do not have yet, all zero.
-
-    Raises:
-        StoreError: as :func:`missing_states`; nothing was made.
-    """
-    live = {
-        name: {
-            array: ArraySpec(array, tensor.dtype, tuple(tensor.shape[1:]))
-            for array, tensor in table.arrays().items()
-        }
-        for name, table in tables.items()
+def _shapes_of(table: Table) -> dict[str, ArraySpec]:
+    return {
+        array: ArraySpec(array, tensor.dtype, tuple(tensor.shape[1:]))
+        for array, tensor in table.arrays().items()
     }
-    for (name, _), array in missing_states(segments, live).items():
-        tables[name].make_row_state(array.name, array.row_shape, array.dtype)
 
 
 def missing_states(
@@ -165,13 +193,14 @@ def _is_small(array: ArraySpec, weight: ArraySpec) -> bool:
 
 def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings: Findings) -> None:
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
-    for shard in shards:
-        shard.make_marks()
     found = [(usable, shard) for shard in shards for usable in shard.usable]
     segments = [usable.rows.segment for usable, _ in found]
+    targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
+    sources = [_native_source(usable.rows.segment, shard, targets) for usable, shard in found]
+    slot_bytes = max((source.slot_bytes for source in sources), default=0)
     results = native.restore_segments(
-        [_native_source(usable.rows.segment, shard, live.tables) for usable, shard in found],
-        slots=slots_for(segments),
+        sources,
+        slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
         pool=live.threads,
         direct_io=live.direct_io,
         on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable, _ in found)),
@@ -179,6 +208,11 @@ def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings
     )
     for (usable, _), segment, result in zip(found, segments, results, strict=True):
         findings.segments_read += 1
+        findings.rows_rounded += sum(
+            count
+            for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
+            if spec.is_rounded
+        )
         findings.bytes_read += result["bytes_read"] + segment.layout.header_bytes
         damaged = result["damaged"]
         if error := damage_of(segment.path, result):
@@ -190,19 +224,32 @@ def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings
         }
 
 
-def _native_source(segment: Segment, shard: ShardSegments, tables: Mapping[str, Table]) -> Any:
+@dataclass
+class _Targets:
+    """Native tables that rows are restored to: each is described once for all segments.
+
+    Attributes:
+        arrays: each (num_rows, ...), by table and name.
+    """
+
+    arrays: Mapping[str, Mapping[str, torch.Tensor]]
+    _described: dict[str, tuple[tuple[ArraySpec, ...], Any]] = field(default_factory=dict)
+
+    def table(self, layout: SegmentLayout, index: int) -> native.SegmentTable:
+        """Return a table of a segment, joined with the arrays that the segment has of it."""
+        spec = layout.tables[index]
+        arrays, described = self._described.get(spec.name, (None, None))
+        if described is None or arrays is not spec.arrays:  # one object, see segment_header.py
+            described = native_table(layout, index, self.arrays[spec.name])
+            self._described[spec.name] = spec.arrays, described
+        return table_in_file(layout, index, described)
+
+
+def _native_source(segment: Segment, shard: ShardSegments, targets: _Targets) -> Any:
     layout = segment.layout
-    targets = []
-    for index, spec in enumerate(layout.tables):
-        target = native_table(layout, index, tables[spec.name].arrays())
-        if (marks := shard.marks.get(spec.name)) is not None:
-            of_row, of_exact = segment.marks(index)
-            first = shard.ranges[spec.name][0]
-            target.mark_rows(marks, first, of_row=of_row, of_exact=of_exact)
-        targets.append(target)
     return native.RestoreSource(
         path=str(segment.path),
-        tables=targets,
+        tables=[targets.table(layout, index) for index in range(len(layout.tables))],
         wanted=[shard.ranges[spec.name] for spec in layout.tables],
         chunks=segment.chunks,
     )
@@ -258,7 +305,7 @@ def slots_for(segments: Sequence[Segment]) -> Any:
     """Slots that hold any chunk of the segments."""
     slot_bytes = max(
         (
-            segment.layout.most_chunk_bytes(chunk)
+            segment.layout.rows_bytes(chunk.table, chunk.num_rows)
             for segment in segments
             for chunk in segment.chunks
         ),
@@ -267,13 +314,13 @@ def slots_for(segments: Sequence[Segment]) -> Any:
     return native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=slot_bytes)
 
 
-def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = True) -> DensePart:
+def read_dense(reader: StoreReader, record: SegmentRecord, *, direct_io: bool = True) -> DensePart:
     """Read and verify a dense part.
 
     Raises:
         DamageError: any byte of it is not as committed.
     """
-    segment = open_segment(manifest, record)
+    segment = reader.open(record)
     layout = segment.layout
     arrays = [
         {"": torch.empty(spec.num_rows, dtype=spec.arrays[0].dtype)} for spec in layout.tables
@@ -305,12 +352,12 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
 
 
 def newest_undamaged(
-    manifest: Manifest, candidates: Sequence[SegmentRecord], findings: Findings
+    reader: StoreReader, candidates: Sequence[SegmentRecord], findings: Findings
 ) -> tuple[SegmentRecord, DensePart]:
     """Return the newest usable dense part; add damaged ones to the findings.
 
     Args:
-        candidates: one or more of the manifest's segments, oldest first.
+        candidates: one or more of the store's dense parts, oldest first.
 
     Raises:
         DamageError: all are damaged; the message names the newest.
@@ -319,9 +366,9 @@ def newest_undamaged(
     num_known = len(findings.damaged_segments)
     for record in reversed(candidates):
         try:
-            return record, read_dense(manifest, record)
+            return record, read_dense(reader, record)
         except DamageError as error:
-            findings.add_damaged(manifest.path_of(record), error)
+            findings.add_damaged(reader.path_of(record), error)
     damaged = findings.damaged_segments[num_known:]
     newest = damaged[0]
     if any(segment.is_unreadable for segment in damaged):

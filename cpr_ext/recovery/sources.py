@@ -9,10 +9,9 @@ from typing import Protocol
 from torch import nn
 
 from cpr_ext.errors import StoreError
-from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.import_store import newest_of_all
-from cpr_ext.recovery.part_copy import part_of
+from cpr_ext.recovery.import_store import newest_of_all, part_of
 from cpr_ext.recovery.replicated_tables import Regrouped, regroup
+from cpr_ext.recovery.report import Findings
 from cpr_ext.recovery.resharding import CopyPlan
 from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_shards
 from cpr_ext.recovery.verify import refuse_damage
@@ -22,7 +21,7 @@ from cpr_ext.state.position import MAX_COUNT
 from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
-from cpr_ext.storage.store_reader import StoredTable, StoreReader
+from cpr_ext.storage.store_reader import StoreReader
 
 
 class RowsSource(Protocol):
@@ -80,6 +79,10 @@ class OwnStore:
     steps_done: int = 0
     snapshot: int = field(default=0, init=False)
     is_of_job: bool = field(default=False, init=False)
+    _reader: StoreReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = self.store.view()
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -88,33 +91,29 @@ class OwnStore:
 
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
-        tables = {name: _as_stored(table) for name, table in self.live.tables.items()}
-        shards = dict(enumerate(self.store.shards))
-        if self.lost is None:
-            refuse_damage(self.store.dense, shards, tables, len(shards))
-        else:
-            refuse_damage(None, {n: shards[n] for n in self.lost}, tables, len(shards))
+        refuse_damage(self._reader, self.lost)
 
     def newest(self, findings: Findings) -> DensePart | None:
         """See :class:`ModelSource`."""
-        dense, limit = self.store.dense, MAX_COUNT if self.up_to_step is None else self.up_to_step
+        dense = self._reader.manifest.dense
+        limit = MAX_COUNT if self.up_to_step is None else self.up_to_step
         candidates = [
             record
-            for record in dense.segments
+            for record in dense
             if (record.is_complete or not self.full) and record.last_step <= limit
         ]
         if self.at_step is not None:
             candidates = self._points_at(self.at_step)
         if candidates:
-            record, part = newest_undamaged(dense, candidates, findings)
+            record, part = newest_undamaged(self._reader, candidates, findings)
             self.snapshot = record.snapshot
-            findings.is_proven = record.is_proven
+            findings.is_complete = record.is_complete
             findings.rows_stale = _stale_rows(part, record)
             return part
-        if dense.segments and limit > 0:
+        if dense and limit > 0:
             raise StoreError(
                 "the store holds no full-recovery point: no snapshot saved every row at one step. "
-                'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
+                "Call save(), or use AllRows(), or recover partially"
             )
         if self.steps_done > 0:
             raise StoreError(
@@ -124,7 +123,7 @@ class OwnStore:
         return None
 
     def _points_at(self, step: int) -> list[SegmentRecord]:
-        points = [record for record in self.store.dense.segments if record.is_complete]
+        points = [record for record in self._reader.manifest.dense if record.is_complete]
         if not (found := [record for record in points if record.last_step == step]):
             kept = ", ".join(str(record.last_step) for record in points) or "none"
             raise StoreError(
@@ -142,7 +141,7 @@ class OwnStore:
         """
         live, is_all = self.live, self.lost is None
         snapshot = self.snapshot if is_all else MAX_COUNT
-        restored = restore_shards(self.store, findings.shards, snapshot, live, findings)
+        restored = restore_shards(self._reader, findings.shards, snapshot, live, findings)
         for name, arrays in restored.items() if is_all else ():
             live.tables[name].keep_row_states(arrays)
 
@@ -183,8 +182,7 @@ class OtherStores:
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
         for reader in self.readers:
-            shards = dict(enumerate(reader.shards))
-            refuse_damage(reader.dense, shards, reader.tables, len(shards))
+            refuse_damage(reader)
 
     def newest(self, findings: Findings) -> DensePart:
         """See :class:`ModelSource`."""
@@ -230,7 +228,7 @@ class OtherStores:
         findings.differences = differences
         records = [at.record for at in stores]
         is_one_step = len({each.last_step for each in records}) == 1
-        findings.is_proven = is_one_step and all(each.is_proven for each in records)
+        findings.is_complete = is_one_step and all(each.is_complete for each in records)
         # The stores of several processes are of several steps.
         findings.rows_stale = _stale_rows(part, record, differences) if self.by_name else None
         return part
@@ -244,8 +242,6 @@ class OtherStores:
 def _stale_rows(
     part: DensePart, record: SegmentRecord, differences: Sequence[str] = ()
 ) -> int | None:
-    if record.is_mixed:
-        return None  # a repair put rows of other commits into it
     is_exact = record.is_complete and not differences
     return 0 if is_exact else read_position(part.tree()).rows_unsaved
 
@@ -255,15 +251,4 @@ def _has_parameter_of(part: DensePart, model: nn.Module) -> bool:
     return any(
         getattr(live.get(name), "shape", None) == getattr(value, "shape", ())
         for name, value in part.tree()["model"].items()
-    )
-
-
-def _as_stored(table: Table) -> StoredTable:
-    return StoredTable(
-        table.name,
-        table.num_embeddings,
-        table.embedding_dim,
-        table.weight.dtype,
-        table.part,
-        () if table.slots is None else tuple(sorted(table.slots.arrays())),
     )

@@ -2,8 +2,8 @@
 
 Between one optimizer step and the next, forward and backward only read the tables. In that window,
 from the end of ``ckpt.step()`` to the optimizer's step, a background thread captures rows. It
-returns before an optimizer changes anything. The rows that gradients are about to change, and that
-a snapshot of one step still waits for, are copied first.
+returns before an optimizer changes anything; of a snapshot of one step the training thread captures
+what is left then.
 
 All of this assumes that only their optimizer changes tables. If the watch detects another change,
 the snapshot is aborted.
@@ -24,8 +24,8 @@ from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.runtime.cuda import device_of
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.saving.capture_ways import CaptureWay
-from cpr_ext.saving.scrub import Scrub
+from cpr_ext.saving.capture_ways import Sweep
+from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
@@ -104,11 +104,15 @@ class BackgroundCapture:
     Args:
         watch: sees what changes the tables, and when.
         recorder: uses the trackers, which a snapshot does too while its rows are captured.
-        scrub: compares rows that were captured in a window.
+        hashes: compares rows that were captured in a window.
     """
 
     def __init__(
-        self, tables: Sequence[Table], watch: TableWatch, recorder: LookupRecorder, scrub: Scrub
+        self,
+        tables: Sequence[Table],
+        watch: TableWatch,
+        recorder: LookupRecorder,
+        hashes: SavedHashes,
     ) -> None:
         self._tables = tables
         self._watch = watch
@@ -117,7 +121,7 @@ class BackgroundCapture:
         weakref.finalize(self, self._thread.end).atexit = False
         self._snapshot: Snapshot | None = None
         self._is_open = False
-        self._scrub = scrub
+        self._hashes = hashes
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
         recorder.before_flush = self.pause
@@ -157,59 +161,50 @@ class BackgroundCapture:
         is_worth_it = choice == "always" or size_bytes >= _OVERLAP_BYTES
         return choice != "never" and is_worth_it and obstacle is None
 
-    def one_step_obstacle(self) -> str | None:
-        """Return why rows cannot be copied before they change; None if they can."""
-        for table in self._tables:
-            if not table.updates_only_looked_up_rows():
-                kind = type(table.optimizer).__name__
-                return (
-                    f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"
-                )
-        return BackgroundCapture.obstacle(self._tables)
-
-    def resume(self, way: CaptureWay, step: int) -> None:
+    def resume(self, way: Sweep, step: int) -> None:
         """Capture a snapshot in the background, while training only reads the tables."""
         self._watch.check()  # between two windows rows may change as they like
         if way.snapshot.state != "capturing":
             return
         self._snapshot = way.snapshot
-        self._scrub.open_window()
+        self._hashes.open_window()
         self._is_open = True
         self._thread.resume(partial(way.run, step))
 
+    def compare(self, run: Callable[[native.StopFlag], None]) -> None:
+        """Compare rows in the background, while training only reads the tables."""
+        self._thread.resume(run)
+
     def pause(self) -> None:
-        """Wait until nothing is being captured; abort the snapshot if it may be torn."""
+        """Wait until nothing is being captured, nor must be before tables change.
+
+        The snapshot is aborted if it may be torn.
+        """
         self._thread.pause()
         snapshot = self._snapshot
         if snapshot is not None:
-            if self._is_open or snapshot.rows.are_copied_on_write:
-                self._watch.check()
             if self._is_open:
+                self._watch.check()
                 self._check_window()
+                if snapshot.rows.are_of_fixed_step:
+                    snapshot.capture_rows(snapshot.first_step, max_bytes=0, wait_for_slot=True)
             if not snapshot.has_rows_left:
                 self._snapshot = None
-        copies = self._snapshot is not None and self._snapshot.rows.are_copied_on_write
-        self._watch.rows_change = self._copy_rows if copies else None
         self._is_open = False
 
     def _check_window(self) -> None:
-        changed = self._scrub.check_window()
+        changed = self._hashes.check_window()
         if changed is not None:
             what = f"row {changed.row_id} changed while it was being captured"
             self._watch.changes.record_hidden(changed.table, what)
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot
-        if snapshot is None or not (self._is_open or snapshot.rows.are_copied_on_write):
-            return  # nothing was being captured, nothing waits to be captured as it was
+        if snapshot is None or not self._is_open:
+            return  # nothing was being captured
         self._snapshot = None
         self.was_broken = True
         snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
-
-    def _copy_rows(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
-        if self._snapshot is not None and self._snapshot.rows.are_copied_on_write:
-            names = [table.name for table in tables]
-            self._snapshot.copy_before_change(dict(zip(names, row_ids, strict=True)))
 
     def forget(self) -> None:
         """Stop, and have nothing more to do with the snapshot in flight."""
@@ -226,5 +221,5 @@ class BackgroundCapture:
         """Take the hooks away; in a forked child that is all there is to do."""
         self._snapshot = None
         self._recorder.before_flush = None
-        self._watch.before_change = self._watch.rows_change = None
+        self._watch.before_change = None
         self._watch.changes.changed_outside = None

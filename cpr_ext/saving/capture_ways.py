@@ -35,24 +35,23 @@ class Turn:
     rows: bool = True
 
 
-class CaptureWay:
-    """At once: rows are chosen at the start; each is captured with its value at that moment.
+class Sweep:
+    """Rows are chosen while training runs; each is captured with its value when its turn comes.
 
     Attributes:
-        needs_training_to_wait: rows must be captured before training changes them.
+        is_of_one_step: rows must be captured before training changes them.
     """
 
-    needs_training_to_wait = True
+    is_of_one_step = False
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
 
     def begin(self, turn: Turn) -> None:
-        """Choose rows, or begin to."""
-        self.snapshot.is_at_once = True
-        self.snapshot.choose_rows()
+        """Let GPUs choose."""
+        self.snapshot.begin_choosing()
 
-    def advance(self, turn: Turn) -> CaptureWay:
+    def advance(self, turn: Turn) -> Sweep:
         """Choose and capture rows; return the way in which the snapshot continues."""
         if turn.rows:
             self.snapshot.capture_rows(
@@ -72,84 +71,51 @@ class CaptureWay:
                 time.sleep(_POLL_SECONDS)
 
 
-class ShardByShard(CaptureWay):
-    """The rows of a shard are chosen when its turn comes to be captured."""
+class OneStep(Sweep):
+    """Rows and the dense part are those of the step that begins the snapshot.
 
-    def begin(self, turn: Turn) -> None:
-        """Let GPUs choose."""
-        self.snapshot.begin_choosing()
-
-
-class CopyOnWrite(CaptureWay):
-    """All rows are captured with their values at one step, however long that takes.
-
-    Before training changes a row that waits, the row is copied.
+    They are captured before training changes any of them.
     """
 
+    is_of_one_step = True
+
     def begin(self, turn: Turn) -> None:
-        """Choose rows; the step is this one."""
-        self.snapshot.rows.begin_when_chosen = False
-        self.snapshot.choose_rows()
+        """Copy the dense part; which rows are dirty stays the same until all are captured."""
+        if not self.snapshot.rows.are_all_dirty:
+            self.snapshot.choose_rows()
         self.snapshot.fix_step(turn.step, turn.num_samples)
 
 
-class ChooseFirst(CaptureWay):
-    """The rows are chosen while training runs; after that, :class:`CopyOnWrite`."""
-
-    def begin(self, turn: Turn) -> None:
-        """Leave all to the capture thread."""
-
-    def advance(self, turn: Turn) -> CaptureWay:
-        """Choose; rows chosen and those still to be captured must be of one step."""
-        if turn.rows:
-            self.snapshot.choose_rows(one_table=turn.max_bytes > 0)
-        if not self.snapshot.rows.are_chosen:
-            return self
-        self.snapshot.fix_step(turn.step, turn.num_samples)
-        return CopyOnWrite(self.snapshot).advance(turn)
-
-    def run(self, step: int, stop: native.StopFlag) -> None:
-        """Choose only."""
-        self.snapshot.choose_rows(stop)
-
-
-class DeviceCopy(CaptureWay):
+class DeviceCopy(Sweep):
     """GPUs choose the rows while training runs, and copy them at one step.
 
     The commit thread takes them from there to the disk. Without the memory for the copy the
-    snapshot continues in another way.
+    snapshot continues as a :class:`Sweep`.
 
     Args:
         max_bytes: limit of the memory for the copy.
-        is_of_one_step: all rows must be of one step.
-        chooses_at_once: that step is the one that begins the snapshot.
+        is_given: that step is the one that begins the snapshot.
     """
 
-    needs_training_to_wait = False
-
-    def __init__(
-        self, snapshot: Snapshot, max_bytes: int, *, is_of_one_step: bool, chooses_at_once: bool
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, max_bytes: int, *, is_given: bool) -> None:
         super().__init__(snapshot)
         self._max_bytes = max_bytes
-        self._is_of_one_step = is_of_one_step
-        self._chooses_at_once = chooses_at_once
+        self._is_given = is_given
 
     def begin(self, turn: Turn) -> None:
         """Let GPUs choose."""
-        self.snapshot.rows.begin_when_chosen = False
         self.snapshot.begin_choosing()
-        if self._chooses_at_once:
+        if self._is_given:
             self.snapshot.choose_rows()
 
-    def advance(self, turn: Turn) -> CaptureWay:
+    def advance(self, turn: Turn) -> Sweep:
         """Copy the rows once they are chosen."""
         self.snapshot.choose_rows(wait=turn.wait_for_slot)
         if not self.snapshot.rows.are_chosen:
             return self
         if self.snapshot.gather(turn.step, turn.num_samples, self._max_bytes):
             return self
-        self.snapshot.rows.begin_when_chosen = True
-        if not self._is_of_one_step:
-            return ShardByShard(self.snapshot).advance(turn)
-        return CaptureWay(self.snapshot).advance(Turn(turn.step, turn.num_samples))
+        if not self._is_given:
+            return Sweep(self.snapshot).advance(turn)
+        self.snapshot.fix_step(turn.step, turn.num_samples)
+        return OneStep(self.snapshot).advance(Turn(turn.step, turn.num_samples))

@@ -1,271 +1,355 @@
-"""What snapshots claim: to be complete, and proven. What confirms a claim, what takes it back.
+"""What snapshots claim: to be complete. A claim is granted after a check, and never taken back.
 
-Rows that no snapshot holds are claimed to be as saved. The scrub compares them with hashes of what
-was saved, and a round trip reads files back. A difference revokes the claim, on disk too, and all
-rows of the table count as changed.
+A snapshot that holds all dirty rows at one step is a candidate. If clean rows equal what was saved,
+the store then holds every row of that step. A check compares them with the hashes of what was
+saved; a row that is about to change is compared before. The check ends without a
+difference: the snapshot is complete. A difference: it never is, and the table counts as changed as
+a whole, so that the next snapshot saves it. Of rows that a candidate itself captured, between two
+steps, there is nothing to compare.
+
+One check is made at a time, by the capture thread where there is one; a candidate that comes in
+between is not checked. After other snapshots rows are compared, too, for the next one's sake.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-from cpr_ext.errors import SnapshotFailedWarning, StorageError, StoreError
+from cpr_ext._native import native
+from cpr_ext.errors import StorageError, StoreError
 from cpr_ext.metrics.run_state import RunState
-from cpr_ext.runtime.log_text import encodable, logger_of
-from cpr_ext.saving.proofs import Proofs
-from cpr_ext.saving.rebase_policy import RebasePolicy
-from cpr_ext.saving.round_trip import DifferenceError, RoundTrips, bytes_of
-from cpr_ext.saving.scrub import Scrub
-from cpr_ext.saving.segment_capture import WriteOptions
-from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.saved_hashes import ALL_BYTES, ChangedRow, SavedHashes, UnknownRowsError
 from cpr_ext.saving.snapshot import Snapshot
-from cpr_ext.saving.table_scrub import ChangedRow
 from cpr_ext.state.table import Table
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.row_ranges import RowSpans
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.trackers import Tracker
 
 logger = logger_of("saving")
 
-_MOST_UNPROVEN = 1000  # older ones are superseded by then
+#: The share of the time that a check takes, but for rows that are about to change.
+SHARE = 0.01
+# Training waits for it: at least for some tens of microseconds in each step, at most for longer.
+_SLICE_BYTES = 256 << 10
+_LONGEST_SECONDS = 1e-3
+_BYTES_PER_SECOND = 4e9  # until it is measured
+_WINDOW_BYTES = 4 << 20  # compared at a time while training only reads the tables
+# A check that another thread made begins the time of so many until the next may begin; so many
+# more, after which a snapshot is checked that can claim nothing.
+_PAUSE_OF_CHECKS = (50, 500)
+_SHORT_SECONDS = 0.02  # such a check has no need of that
+
+
+class _Outcome(NamedTuple):
+    """What came of comparing rows.
+
+    Attributes:
+        found: rows that differ.
+        has_ended: the check's pass.
+        unknown: why rows could not be compared.
+    """
+
+    found: list[ChangedRow]
+    has_ended: bool = False
+    unknown: str = ""
 
 
 class Claims:
-    """The claims of one store's snapshots; every call comes from the training thread.
+    """The claims of one store's snapshots; all calls but :meth:`run` come from the training thread.
 
     Args:
         watch: gets what changed although nothing saw it.
-        write: how segments are written, and so read back.
+        has_windows: :meth:`run` is called while training only reads the tables.
 
     Attributes:
-        scrub: finds rows that changed although nothing saw it.
-        round_trips: reads snapshots back on the commit thread.
+        hashes: of saved rows.
     """
 
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Mapping[str, Tracker],
         store: Store,
         account: RunState,
-        rebase: RebasePolicy,
         committer: CommitThread,
         watch: TableWatch,
-        scrub: Scrub,
-        write: WriteOptions,
+        hashes: SavedHashes,
+        *,
+        has_windows: bool = False,
     ) -> None:
-        self.scrub = scrub
-        self.round_trips = RoundTrips(
-            store.directory,
-            scrub,
-            committer,
-            direct_io=write.direct_io,
-            precision=write.precision,
-        )
-        self._proofs = Proofs()
-        self._unproven: list[Snapshot] = []  # complete, and not recorded as proven
-        self._is_open = False  # a snapshot has begun, and was not committed
-        self._may_differ = False  # a hash from its newest saved row: a capture was not saved
-        self._tables = {table.name: table for table in tables}
-        self._trackers = trackers
+        self.hashes = hashes
+        self._tables = tables
         self._store = store
         self._account = account
-        self._rebase = rebase
         self._committer = committer
         self._watch = watch
+        self._checked: Snapshot | None = None  # whose check is being made
+        self._is_comparing = False  # its pass has begun
+        self._early: list[ChangedRow] = []  # rows that differed when they were about to change
+        self._has_windows = has_windows
+        self._outcome: _Outcome | None = None  # of the last window
+        size_bytes = sum(table.weight.nbytes for table in tables)
+        self._check_began = time.perf_counter()  # the last one, in windows
+        self._check_seconds = size_bytes / _BYTES_PER_SECOND if has_windows else 0.0
+        self._has_checked = False
+        self._last_slice = 0.0
+        self._bytes_per_second = _BYTES_PER_SECOND
 
-    def restart(
-        self, spans_of: Callable[[Table], RowSpans] | None = None, *, are_newest: bool
-    ) -> None:
+    def restart(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
         """Note that rows were restored: as far as they count as clean, a store has them so.
 
         Args:
             spans_of: returns which rows of a table these are; None: all.
-            are_newest: each came from its newest save, none is older or missing.
         """
-        if spans_of is None:  # it may have gone back, also to another store's rows
-            self.scrub.record_restored()
-            self._is_open = self._may_differ = False
-        else:
-            are_recorded = are_newest and not (self._is_open or self._may_differ)
-            self.scrub.record_restored(spans_of, are_recorded=are_recorded)
-        self._may_differ = self._may_differ or not are_newest
-        self._begin_proofs()
+        self._end()
+        self.hashes.record_restored(spans_of)
 
     def forget(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
-        self.scrub.forget()
-        self._begin_proofs()
+        self._end()
+        self.hashes.forget()
 
-    def _begin_proofs(self) -> None:
-        self._proofs.begin_pass()
-        self._unproven = []
-        self._committer.call(self.round_trips.drop).result()
+    def begin_snapshot(self) -> None:
+        """Look whether rows have changed unseen, before the rows of a snapshot are chosen."""
+        if (checked := self._checked) is not None and checked.state != "capturing":
+            if not self._is_comparing:
+                self._advance(_SLICE_BYTES)  # what its capture has left to compare goes now
+            self._give_up_changed()
+        self._deny(self.hashes.check_some())
+        self.hashes.begin_snapshot()
 
-    def begin_snapshot(self, kind: SnapshotKind) -> None:
-        """Note that a snapshot begins, and that rows are recorded as it captures them."""
-        self.scrub.begin_snapshot()
-        self._may_differ, self._is_open = self._may_differ or self._is_open, True
-        if kind == "base":
-            self._proofs.begin_base()
-
-    def note_committed(self, snapshot: Snapshot) -> None:
-        """Note that a snapshot is committed."""
-        self._is_open = False
-        self._may_differ = self._may_differ and snapshot.kind != "base"
-        if snapshot.kind == "base" and not self.scrub.is_known:
-            self.scrub.is_known = True  # all rows were recorded
-            self._proofs.forget()
-        self._proofs.add(snapshot)
-        if snapshot.is_complete:
-            self._unproven = [*self._unproven[1 - _MOST_UNPROVEN :], snapshot]
-
-    def note_step(self, in_flight: Snapshot | None) -> None:
-        """Compare the next rows of a pass if they are due, unless a snapshot is being captured."""
-        self.scrub.note_step()
-        is_capturing = in_flight is not None and in_flight.state == "capturing"
-        if is_capturing or not (self.scrub.is_due() and self._watch.looks_unchanged()):
+    def _give_up_changed(self) -> None:
+        """End a check of rows that have changed before they were compared, as was seen."""
+        checked, changes = self._checked, self._watch.changes
+        if checked is None:
             return
-        passes = self.scrub.num_passes
-        found = self._note_changed(self.scrub.advance(), in_flight)
-        if not found and self.scrub.num_passes != passes:
-            self._note_pass()
-            for table in self.scrub.take_trusted():
-                kind = type(table.optimizer).__name__
-                text = "table '%s': a %s leaves rows without a gradient alone; rows count now"
-                logger.info(text, table.name, kind)
+        for table in self._tables:
+            if table.name in checked.compared and changes.has_moved(table):
+                text = "snapshot %d is not checked: rows of '%s' without a gradient changed since"
+                logger.info(text, checked.number, table.name)
+                checked.is_candidate = False
+                self._end()
+                return
 
-    def compare_all(self) -> list[ChangedRow]:
+    def note_captured(self, snapshot: Snapshot) -> None:
+        """Note that all rows of a snapshot are chosen or captured, and begin its check."""
+        checked = self._checked
+        if checked is not None and checked is not snapshot and self.hashes.is_overwritten:
+            self._advance(_SLICE_BYTES)  # which ends that check
+            checked = self._checked
+        if snapshot is checked:
+            self.note_step()
+            return
+        if snapshot.last_step < 0 or snapshot.is_complete:
+            return
+        if snapshot.is_candidate and not snapshot.compared:
+            snapshot.is_complete = True
+        elif not self._may_check(snapshot):
+            snapshot.is_candidate = False
+        elif checked is None or (snapshot.is_candidate and not self._must_go_on(checked)):
+            if checked is not None and checked.is_candidate:
+                logger.info("snapshot %d is not checked: a newer one is", checked.number)
+                checked.is_candidate = False
+            self._end()
+            self._checked, self._last_slice = snapshot, time.perf_counter()
+            self._check_began, self._check_seconds = self._last_slice, 0.0
+            self._has_checked = True
+            if snapshot.is_candidate:
+                self._watch.compare_first = self._compare_changing
+            self.note_step()
+        elif snapshot.is_candidate:
+            snapshot.is_candidate = False
+            logger.info(
+                "snapshot %d is not checked, as the check of snapshot %d is still made: it takes "
+                "longer than the time between snapshots",
+                *(snapshot.number, checked.number),
+            )
+
+    def _must_go_on(self, checked: Snapshot) -> bool:
+        """Return whether a newer candidate has to wait for this check."""
+        return checked.is_candidate and (self._is_comparing or not self._has_windows)
+
+    def _may_check(self, snapshot: Snapshot) -> bool:
+        """Return whether checks have taken little enough of the time so far."""
+        if self._check_seconds < _SHORT_SECONDS or (
+            snapshot.is_candidate and not self._has_checked
+        ):
+            return True
+        pause = self._check_seconds * _PAUSE_OF_CHECKS[not snapshot.is_candidate]
+        if time.perf_counter() >= self._check_began + pause:
+            return True
+        if snapshot.is_candidate:
+            text = "snapshot %d is not checked: a check takes %.2f s, so one is made every %.0f s"
+            logger.info(text, snapshot.number, self._check_seconds, pause)
+        return False
+
+    def note_step(self) -> None:
+        """Compare the next rows of a check, once its snapshot is captured."""
+        checked = self._checked
+        if checked is None or checked.state == "capturing" or not self._watch.looks_unchanged():
+            return
+        self._give_up_changed()
+        if self._checked is None:
+            return
+        if self._has_windows:
+            if self._outcome is not None or self._early:
+                self._advance(0)  # what the last window found
+            return
+        started, compared = time.perf_counter(), self.hashes.bytes_compared
+        seconds = min(SHARE * (started - self._last_slice), _LONGEST_SECONDS)
+        self._advance(max(_SLICE_BYTES, int(seconds * self._bytes_per_second)))
+        self._last_slice = time.perf_counter()
+        if (compared := self.hashes.bytes_compared - compared) >= _SLICE_BYTES:
+            self._bytes_per_second = compared / (self._last_slice - started)
+
+    @property
+    def has_rows_left(self) -> bool:
+        """Whether :meth:`run` has something to do."""
+        return self._checked is not None and self._checked.state != "capturing"
+
+    def run(self, stop: native.StopFlag) -> None:
+        """Compare rows of a check until ``stop`` is set, some at least; on any thread."""
+        started = time.perf_counter()
+        while self._outcome is None:
+            outcome = self._compare(_WINDOW_BYTES)
+            if outcome.found or outcome.has_ended or outcome.unknown:
+                self._outcome = outcome
+            if stop.is_set():
+                break
+        self._check_seconds += time.perf_counter() - started
+
+    def finish(self) -> None:
+        """Make the check to its end, now; no optimizer is in the middle of its step."""
+        checked = self._checked
+        if checked is not None and checked.state != "capturing":
+            self._watch.check(replaced=True)
+            self._give_up_changed()
+        if self._checked is not None and self._checked.state != "capturing":
+            self._advance(ALL_BYTES)
+
+    def _compare(self, max_bytes: int) -> _Outcome:
+        assert self._checked is not None
+        try:
+            if not self._is_comparing:
+                self._is_comparing = True
+                self.hashes.begin_pass(self._checked.compared)
+            return _Outcome(*self.hashes.advance(max_bytes))
+        except UnknownRowsError as reason:
+            return _Outcome([], unknown=str(reason))
+
+    def _advance(self, max_bytes: int) -> None:
+        """Compare about so many bytes of rows, and take note of what was found so far."""
+        checked = self._checked
+        assert checked is not None
+        early, self._early = self._early, []
+        outcome, self._outcome = self._outcome, None
+        if early:
+            outcome = _Outcome(early)
+        elif outcome is None:
+            outcome = self._compare(max_bytes)
+        if outcome.unknown:
+            logger.info("snapshot %d is not checked: %s", checked.number, outcome.unknown)
+            checked.is_candidate = False
+            self._end()
+        elif outcome.found:
+            self._deny(outcome.found)
+        elif outcome.has_ended:
+            self._account.metrics.checks += 1
+            self._end()
+            checked.is_complete = checked.is_candidate
+            if checked.is_done:
+                self.record(checked)
+
+    def check(self) -> list[ChangedRow]:
         """Compare all rows that count as clean now; return one of each table that differs.
 
-        A snapshot that is being read back is read to its end first. What is proven then is
-        recorded when this returns. No snapshot is in flight.
+        No snapshot is in flight, and no optimizer in the middle of its step.
         """
-        self._committer.call(self.round_trips.finish).result()
-        self._settle_round_trips()
+        self.finish()
         self._watch.check(replaced=True)
-        self.scrub.restart()
-        self._proofs.begin_pass()
-        found = self._note_changed(self.scrub.run_pass())
-        if not found:
-            self._note_pass()
-        self._record_proofs()
+        known = [t.name for t in self._tables if t.updates_only_looked_up_rows()]
+        found: list[ChangedRow] = []
+        num_unknown = 0
+        for name in known:
+            try:
+                self.hashes.begin_pass([name])
+                found += self.hashes.advance(ALL_BYTES)[0]
+            except UnknownRowsError as reason:
+                num_unknown += 1
+                logger.info("not all rows were compared: %s", reason)
+        self.hashes.end_pass()
+        self._account.metrics.checks += not found and not num_unknown
+        self._deny(found)
         self._committer.call(lambda: None).result()
         return found
 
-    def _note_pass(self) -> None:
-        self._account.metrics.scrub_passes += 1
-        if not self.scrub.is_known:
-            self._proofs.forget()
-        elif self.scrub.was_whole:
-            self._proofs.finish_pass()
-        else:  # a table that is not compared proves nothing
-            self._proofs.begin_pass()
+    def _compare_changing(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
+        """Compare rows that are about to change: later nobody knows what they were."""
+        assert self._checked is not None
+        for table, ids in zip(tables, row_ids, strict=True):
+            if table.name in self._checked.compared:
+                self._early += self.hashes.check_changing(table, ids)
 
-    def check_some(self, in_flight: Snapshot | None, most_tables: int | None = None) -> bool:
-        """Return whether a row that counts as clean was found to be changed.
-
-        Args:
-            in_flight: its claim is revoked then, too.
-            most_tables: compare rows of no more; None: of all.
-        """
-        return bool(self._note_changed(self.scrub.check_some(most_tables=most_tables), in_flight))
-
-    def _note_changed(
-        self, found: list[ChangedRow], in_flight: Snapshot | None = None
-    ) -> list[ChangedRow]:
-        if found:  # what PyTorch has counted is reported as such
-            self._watch.check(replaced=True)
-            found = [changed for changed in found if self._watch.changes.is_proven(changed.table)]
-        for changed in found:
-            self._watch.changes.record_hidden(
+    def _deny(self, found: list[ChangedRow]) -> None:
+        """Take note of rows that differ: no check that is being made can be passed."""
+        if not found:
+            return
+        if (checked := self._checked) is not None and checked.is_candidate:
+            checked.is_candidate = False
+            logger.warning("snapshot %d is no full-recovery point: rows differ", checked.number)
+        self._end()
+        changes = self._watch.changes
+        self._watch.check(replaced=True)  # what PyTorch has counted is reported as such
+        unseen = [each for each in found if not changes.is_changed(each.table)]
+        self._account.metrics.rows_changed_unseen += len(unseen)
+        for changed in unseen:
+            changes.record_hidden(
                 changed.table,
                 f"row {changed.row_id} counts as unchanged since it was saved, but differs: "
                 "something writes past PyTorch, such as weight.data or another library",
             )
-        if found:
-            self._account.metrics.rows_changed_unseen += len(found)
-            self._revoke(self._proofs.revoke(in_flight), "rows had changed unseen")
-            self.scrub.restart()
-        return found
 
-    def settle(self) -> None:
-        """Take back claims that were found to be false, and record which are proven by now."""
-        self._settle_round_trips()
-        self._record_proofs()
+    def close(self) -> None:
+        """Make no check any more."""
+        self._end()
 
-    def _settle_round_trips(self) -> None:
-        """Take back the claim of points whose files are not what was captured."""
-        metrics = self._account.metrics
-        metrics.round_trips = self.round_trips.num_done
-        for difference, points in self.round_trips.take_found():
-            metrics.round_trips_failed += 1
-            self._rebase.forget_base()
-            for snapshot in points:
-                snapshot.is_complete = False
-            numbers = [snapshot.number for snapshot in points]
-            self._revoke(numbers, "their files are not what was captured")
-            text = encodable(
-                f"snapshots {numbers} in '{self._store.directory}' are not what was captured: "
-                f"{difference}{self._arrays_of(difference)}. The next snapshot is of all rows"
-            )
-            logger.error(text)
-            warnings.warn(text, SnapshotFailedWarning, stacklevel=5)
+    def _end(self) -> None:
+        self.hashes.end_pass()
+        self._checked, self._is_comparing, self._early = None, False, []
+        self._outcome = None
+        self._watch.compare_first = None
 
-    def _record_proofs(self) -> None:
-        """Have the store record which snapshots are proven by now; waits for nothing."""
-        if not self._unproven:
+    def record(self, snapshot: Snapshot) -> None:
+        """Have the store record a claim that was granted after its commit; waits for nothing."""
+        if snapshot.error is not None or snapshot.is_recorded or not snapshot.is_complete:
             return
-        proven = [snapshot for snapshot in self._unproven if snapshot.is_proven]
-        if not proven:
-            return
-        self._unproven = [
-            each for each in self._unproven if each.is_complete and each not in proven
-        ]
-        metrics = self._account.metrics
-        metrics.proven_step = max(metrics.proven_step, *(each.last_step for each in proven))
-        numbers = [snapshot.number for snapshot in proven]
+        snapshot.is_recorded = True
+        self._note_complete(snapshot)
+        text = "snapshot %d is a full-recovery point, of step %d"
+        logger.info(text, snapshot.number, snapshot.last_step)
 
         def record() -> None:
             try:
-                self._store.note_proven(numbers)
+                self._store.note_complete(snapshot.number)
             except (StorageError, StoreError) as error:
-                logger.warning("that snapshots %s are proven is not recorded: %s", numbers, error)
+                text = "that snapshot %d is complete is not recorded: %s"
+                logger.warning(text, snapshot.number, error)
 
         self._committer.submit(record)
 
-    def _arrays_of(self, difference: DifferenceError) -> str:
-        """Name the arrays of a row that differ, if memory has it as a recovery would restore it."""
-        name, row_id = difference.table, difference.row_id
-        if name is None or row_id < 0 or not self.scrub.restores_what_is_live(name):
-            return ""
-        if not self._trackers[name].is_clean(row_id, row_id + 1):
-            return ""
-        live = self._tables[name].arrays()
-        names = [
-            array
-            for array, read in difference.arrays.items()
-            if not torch.equal(bytes_of(live[array][row_id]), bytes_of(read))
-        ]
-        return f" (arrays: {', '.join(names) or 'none, its hash alone'})"
+    def note_done(self, snapshot: Snapshot) -> None:
+        """Note that a snapshot was committed, or failed."""
+        if snapshot.error is not None and snapshot is self._checked:
+            self._end()
+        if snapshot.error is None and snapshot.is_recorded:
+            self._note_complete(snapshot)
+        self.record(snapshot)
 
-    def _revoke(self, numbers: list[int], reason: str) -> None:
-        """Take the claim of full-recovery points back; it is durable when this returns."""
-        if not numbers:
-            return
-        try:
-            self._committer.call(lambda: self._store.revoke(numbers)).result()
-        except StorageError as error:
-            text = (
-                f"snapshots {numbers} claim in '{self._store.directory}' to be complete, which is "
-                f"not true, and this could not be recorded: {error}"
-            )
-            logger.error(text)
-            warnings.warn(encodable(text), SnapshotFailedWarning, stacklevel=3)
-        else:
-            logger.warning("snapshots %s are no full-recovery points: %s", numbers, reason)
+    def _note_complete(self, snapshot: Snapshot) -> None:
+        metrics = self._account.metrics
+        metrics.complete_step = max(metrics.complete_step, snapshot.last_step)

@@ -29,14 +29,18 @@ class DueSnapshots:
         """Have the schedule count from here to the next snapshot."""
         self._last_start = (self._account.step, time.monotonic())
 
-    def is_due(self, last_bytes: int) -> bool:
+    def is_due(self, last_bytes: int, ahead: int = 0) -> bool:
         """Return whether the schedule asks for a snapshot.
 
         Args:
             last_bytes: of the files of the newest snapshot.
+            ahead: whether it will in so many steps.
         """
         step, moment = self._last_start
-        progress = Progress(self._account.step - step, time.monotonic() - moment, last_bytes)
+        steps, seconds = self._account.step - step, time.monotonic() - moment
+        if ahead:
+            seconds *= 1 + ahead / max(1, steps)
+        progress = Progress(steps + ahead, seconds, last_bytes)
         return self._account.schedule.is_due(progress)
 
     def note_step(self, *, is_busy: bool, begins: bool = False) -> None:

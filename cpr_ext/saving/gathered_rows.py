@@ -14,9 +14,8 @@ import torch
 from cpr_ext._native import native
 from cpr_ext.runtime.cuda import device_of, stager_of
 from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.saving.segment_capture import Source, selection_source
+from cpr_ext.saving.segment_capture import Source, TableSource, table_source
 from cpr_ext.saving.selection import Selection
-from cpr_ext.saving.table_scrub import TableHashes
 from cpr_ext.state.table import Table
 
 logger = logger_of("saving")
@@ -34,15 +33,15 @@ def bytes_of(selections: Sequence[Selection]) -> int:
 def gather(
     selections: Sequence[Selection],
     max_bytes: int,
+    source_of: Callable[[Table], TableSource],
     precision_of: Callable[[str], str],
-    hashes_of: Callable[[Table], TableHashes],
 ) -> list[Source] | None:
     """Copy the rows as they are when training's streams get here.
 
     Args:
+        source_of: what the rows of a table are captured from.
         precision_of: of an array of a table, by its name. The copies are exact; they are rounded
             on their way to the host.
-        hashes_of: what records rows of a table when they are copied.
 
     Returns:
         What to capture each selection from; None if the copies take more than ``max_bytes``, or
@@ -57,7 +56,7 @@ def gather(
         )
         return None
     try:
-        sources = [_gathered(each, precision_of, hashes_of(each.table)) for each in selections]
+        sources = [_gathered(each, source_of(each.table), precision_of) for each in selections]
     except torch.cuda.OutOfMemoryError as error:
         logger.info("a snapshot's rows are not gathered at one step: %s", error)
         return None
@@ -68,25 +67,25 @@ def gather(
 
 
 def _gathered(
-    selection: Selection, precision_of: Callable[[str], str], hashes: TableHashes
+    selection: Selection, source: TableSource, precision_of: Callable[[str], str]
 ) -> Source:
-    of_table = selection_source(selection, precision_of)
-    _record(selection, list(of_table.arrays.values())[: hashes.num_arrays], hashes.hashes)
-    of_copies = (None, 0, hashes.stored)
-    if of_table.row_ids is None:
+    hashes, num_arrays = source.hashes
+    _record(selection, list(source.arrays.values())[:num_arrays], hashes)
+    arrays = {name: array.detach() for name, array in source.arrays.items()}
+    if selection.row_ids is None:
         copies = {
-            name: array.detach()[selection.begin : selection.end].clone()
-            for name, array in of_table.arrays.items()
+            name: array[selection.begin : selection.end].clone() for name, array in arrays.items()
         }
-        return Source(of_table.spec, copies, is_packed=True, hashes=of_copies)
-    arrays = {name: array.detach() for name, array in of_table.arrays.items()}
-    if selection.chosen is not None:
+    elif selection.chosen is not None:
         copies = _copies_of_chosen(arrays, selection)
     else:
         device = selection.table.weight.device
-        row_ids = torch.from_numpy(of_table.row_ids).to(device, non_blocking=True)
+        row_ids = torch.from_numpy(selection.row_ids).to(device, non_blocking=True)
         copies = {name: array.index_select(0, row_ids) for name, array in arrays.items()}
-    return Source(of_table.spec, copies, of_table.row_ids, is_packed=True, hashes=of_copies)
+    of_copies = table_source(selection.table.name, copies, precision_of, is_packed=True)
+    if selection.row_ids is None:
+        return of_copies.range(selection.begin, selection.num_rows)
+    return of_copies.rows(selection.row_ids)
 
 
 def _record(selection: Selection, arrays: list[torch.Tensor], hashes: Any) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of snapshots and merges once other threads are done with them."""
+"""What becomes of snapshots once other threads are done with them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from cpr_ext.errors import SnapshotFailedWarning
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.cuda import trim_memory
 from cpr_ext.runtime.log_text import encodable, logger_of
+from cpr_ext.saving.read_back import ReadBack
 from cpr_ext.saving.rebase_policy import ArrayNames, RebasePolicy
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.storage.commit_thread import CommitThread
-from cpr_ext.storage.compactor import Compactor
-from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store import Store
 
 logger = logger_of("saving")
@@ -24,13 +23,14 @@ class Outcomes:
     """Takes note of what was committed and of what failed; on the training thread.
 
     Args:
-        compactor: merges segments after commits; None: nobody does.
         devices: GPUs that have tables.
 
     Attributes:
         unreported: the error of a failed snapshot that no exception reported, none being committed
             since.
         last_bytes: of the files of the newest snapshot.
+        content: digest of the newest one's dense part, or of what was recovered; empty: not known.
+        read_back: reads the first of them back.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Outcomes:
         account: RunState,
         rebase: RebasePolicy,
         committer: CommitThread,
-        compactor: Compactor | None,
         devices: Sequence[int],
     ) -> None:
         self.unreported: Exception | None = None
         self.last_bytes = 0
+        self.content = b""
+        self.read_back: ReadBack | None = None
         self._store = store
         self._account = account
         self._rebase = rebase
         self._committer = committer
-        self._compactor = compactor
         self._devices = devices
 
     def note_committed(self, snapshot: Snapshot, arrays: ArrayNames) -> None:
@@ -60,6 +60,7 @@ class Outcomes:
         snapshot.rows.forget_taken()  # users may keep the snapshot
         self.unreported = None
         self.last_bytes = snapshot.file_bytes
+        self.content = snapshot.content
         logger.info(
             "snapshot %d is durable: %s, of step %d, %.1f MB%s",
             snapshot.number,
@@ -75,10 +76,25 @@ class Outcomes:
             snapshot.file_bytes,
             is_base=snapshot.kind == "base",
         )
-        if self._compactor is not None:
-            self._compactor.consider()
-        self._account.publish()
+        if self.read_back is None:
+            self.read_back = read_back = ReadBack(self._store)
+            self._committer.submit(lambda: self._committer.do_when_idle(read_back))
+        self._account.update_schedule()
         trim_memory(self._devices, if_short=True)
+
+    def note_read_back(self) -> None:
+        """Take note of what was found in reading the first snapshot back."""
+        if self.read_back is None or (damage := self.read_back.damage) is None:
+            return
+        self.read_back = None  # of the next one, which is of all rows
+        self._account.metrics.read_backs_failed += 1
+        self._rebase.forget_base()
+        text = encodable(
+            f"the snapshot in '{self._store.directory}' is damaged: "
+            f"{damage}. The next snapshot is of all rows; look for errors of the disk"
+        )
+        logger.error(text)
+        warnings.warn(text, SnapshotFailedWarning, stacklevel=5)
 
     def note_failed(self, snapshot: Snapshot, error: Exception, *, warn: bool) -> None:
         """Give its rows their priority back, and report it."""
@@ -86,8 +102,7 @@ class Outcomes:
         trim_memory(self._devices, if_short=True)
         if self._store.retention.release_when_full and _is_disk_full(error):
             # Waited for: the next snapshot reserves its space as soon as it begins.
-            history = Retention(full_recovery_points=0)
-            self._committer.call(lambda: self._store.retain(history)).result()
+            self._committer.call(self._store.release_history).result()
         self._rebase.note_failed(snapshot.kind, error)
         self.unreported = error
         self._account.note_failed(error)
@@ -96,30 +111,12 @@ class Outcomes:
             text = f"snapshot {snapshot.number} failed; training continues: {encodable(error)}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
 
-    def settle_compaction(self) -> None:
-        """Take note of merges."""
-        if (compactor := self._compactor) is None:
-            return
-        metrics = self._account.metrics
-        if compactor.merges_done != metrics.compactions:
-            metrics.compactions = compactor.merges_done
-            self._rebase.measure_store()
-        while compactor.errors:
-            error = compactor.errors.pop(0)
-            metrics.failed_compactions += 1
-            text = f"compaction failed; training continues and no snapshot is affected: {error}"
-            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
-
-    def stop_compaction(self) -> None:
-        """Stop merging; what was merged is noted."""
-        if self._compactor is not None:
-            self._compactor.stop()
-            self.settle_compaction()
+    def flush(self) -> None:
+        """Wait until all that was handed over is recorded."""
+        self._committer.call(lambda: None).result()
 
     def close(self) -> None:
         """End the threads; may be called again, also after an interrupt."""
-        if self._compactor is not None:
-            self._compactor.close()
         self._committer.close()
         trim_memory(self._devices)
 

@@ -8,7 +8,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.state.table import Table, is_row_state
-from cpr_ext.storage.retention import keep_needed
 from cpr_ext.storage.store import Store
 
 ArrayNames = dict[str, list[str]]
@@ -45,7 +44,7 @@ class RebasePolicy:
 
     def next_kind(self) -> SnapshotKind:
         """Return ``base`` if partial snapshots could not be recovered, or are too many."""
-        if self._store.is_empty or self._base_arrays != self.array_names():
+        if not self.has_base:
             return "base"
         is_outgrown = (
             self._rebase_after is not None
@@ -53,6 +52,11 @@ class RebasePolicy:
             and self._partial_bytes > self._rebase_after * self._base_bytes
         )
         return "base" if is_outgrown else "partial"
+
+    @property
+    def has_base(self) -> bool:
+        """Partial snapshots of rows as they are now could be recovered."""
+        return not self._store.is_empty and self._base_arrays == self.array_names()
 
     @property
     def is_due_at_once(self) -> bool:
@@ -82,9 +86,8 @@ class RebasePolicy:
         self.measure_store()
 
     def measure_store(self) -> None:
-        """Recompute the bytes of base and partial segments, after a merge or a roll-back."""
-        newest = self._store.last_snapshot
-        shards = self._store.shards
-        records = [r for shard in shards for r in keep_needed(shard.segments, newest)]
+        """Recompute the bytes of base and partial segments, after a roll-back."""
+        manifest, newest = self._store.manifest, self._store.last_snapshot
+        records = [r for shard in range(self._store.num_shards) for r in manifest.at(shard, newest)]
         self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
         self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")

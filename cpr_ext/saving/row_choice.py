@@ -1,83 +1,103 @@
-"""The rows of one snapshot, chosen table by table, one shard after the other."""
+"""The rows of one snapshot, chosen table by table."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Collection
 
 from cpr_ext._native import native
 from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 
 # So often choosing rows of a table is interrupted by training; then training waits for it.
 _MOST_STOPS = 3
+# Of a store of shards, a call looks at this part of all rows: training may wait for it.
+_PARTS = 8
 
 
 class RowChoice:
     """Chooses the rows of a snapshot step by step; on any thread, one at a time.
 
     Attributes:
-        selections: all that were chosen, of shards that are complete.
+        by_table: all that were chosen: of each table, of its shards one after the other.
     """
 
-    def __init__(self, selector: Selector, kind: SnapshotKind, num_shards: int) -> None:
-        self.selections: list[Selection] = []
+    def __init__(self, selector: Selector, kind: SnapshotKind) -> None:
+        self.by_table: list[list[Selection]] = []
         self._selector = selector
         self._kind = kind
-        self._num_shards = num_shards
-        self._shard = 0
-        self._of_shard: list[Selection] = []  # of the next shard, table by table
+        self._all_rows = sum(map(selector.num_rows, range(selector.num_tables)))
+        self._of_table: list[Selection] = []  # of the next table, shard by shard
         self._pending: dict[tuple[int, int], native.PendingRows] = {}
-        self._num_stopped = 0  # of the next table
+        self._num_stopped = 0  # of the next shards
+        self._dirty_but: Collection[str] | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether all rows are chosen."""
-        return self._shard == self._num_shards
+        return len(self.by_table) == self._selector.num_tables
 
     @property
     def is_pending(self) -> bool:
-        """Whether a GPU has not chosen the rows of the next table yet."""
-        pending = self._pending.get((len(self._of_shard), self._shard))
+        """Whether a GPU has not chosen the next rows yet."""
+        pending = self._pending.get((len(self.by_table), len(self._of_table)))
         return pending is not None and not pending.is_ready()
 
     def begin(self) -> None:
-        """Let GPUs choose rows as they are now; :meth:`choose_next` reads which they are."""
+        """Let GPUs choose rows as they are now; :meth:`choose` reads which they are."""
         if self._kind == "base":
             return
         self._selector.record_weights()
-        for shard in range(self._num_shards):
-            for table in range(self._selector.num_tables):
+        for table in range(self._selector.num_tables):
+            for shard in range(self._selector.num_shards):
                 pending = self._selector.begin_partial(table, shard)
                 if pending is not None:
                     self._pending[table, shard] = pending
 
-    def choose_next(
-        self, stop: native.StopFlag | None = None
-    ) -> tuple[int, list[Selection]] | None:
-        """Choose the rows of the next table.
+    def choose(
+        self,
+        stop: native.StopFlag | None = None,
+        *,
+        some: bool = False,
+        wait: bool = True,
+        dirty_but: Collection[str] | None = None,
+    ) -> None:
+        """Choose rows of the next tables.
 
         Args:
-            stop: a native ``StopFlag``. Once it is set, the table is left for another call; but not
-                more often than a few times.
-
-        Returns:
-            The shard and its selections, after the last table of the shard; else None.
+            stop: a native ``StopFlag``. Once it is set, the next rows are left for another call;
+                but not more often than a few times.
+            some: look at about an eighth of all rows, unless there is one shard; else at all.
+            wait: wait for a GPU that chooses, instead of returning.
+            dirty_but: all dirty rows, and all rows of these tables; None: by priority.
         """
-        shard, selector, table = self._shard, self._selector, len(self._of_shard)
-        if table < selector.num_tables:
-            selection = self._select(table, shard, stop)
-            if selection is None:
-                self._num_stopped += 1
-                return None
-            self._num_stopped = 0
-            self._of_shard.append(selection)
-            if len(self._of_shard) < selector.num_tables:
-                return None
-        chosen, self._of_shard = self._of_shard, []
-        self._shard += 1
-        self.selections += chosen
-        return shard, chosen
+        self._dirty_but = dirty_but
+        left = sys.maxsize
+        if some and self._kind != "base":  # of which no row is looked at
+            parts = min(_PARTS, self._selector.num_shards)
+            left = -(-self._all_rows // parts) if parts > 1 else left
+        while left > 0 and not self.is_done and (wait or not self.is_pending):
+            left -= self._choose_of_table(left, stop)
+            if stop is not None and stop.is_set():
+                return
 
-    def _select(self, table: int, shard: int, stop: native.StopFlag | None) -> Selection | None:
+    def _choose_of_table(self, most_rows: int, stop: native.StopFlag | None) -> int:
+        """Choose rows of the next table; return at how many it has looked."""
+        selector, table, shard = self._selector, len(self.by_table), len(self._of_table)
+        num_shards = selector.num_shards
+        num_rows = selector.num_rows(table)
+        end = min(num_shards, shard + max(1, most_rows * num_shards // num_rows))
+        found = self._select(table, range(shard, end), stop)
+        self._num_stopped = 0 if found else self._num_stopped + 1
+        self._of_table += found
+        if len(self._of_table) == num_shards:
+            self.by_table.append(self._of_table)
+            self._of_table = []
+        return num_rows * len(found) // num_shards
+
+    def _select(self, table: int, shards: range, stop: native.StopFlag | None) -> list[Selection]:
         if self._kind == "base":
-            return self._selector.base(table, shard)
-        pending = self._pending.pop((table, shard), None)
+            return self._selector.base(table, shards)
+        if (pending := self._pending.pop((table, shards[0]), None)) is not None:
+            return [self._selector.end_partial(table, shards[0], pending)]
         stop = None if self._num_stopped >= _MOST_STOPS else stop
-        return self._selector.partial(table, shard, pending, stop)
+        return self._selector.partial(table, shards, stop, dirty_but=self._dirty_but)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -11,16 +11,9 @@ from typing import Literal
 from cpr_ext.errors import SnapshotError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.background_capture import BackgroundCapture
-from cpr_ext.saving.capture_end import CaptureEnd
-from cpr_ext.saving.capture_ways import (
-    CaptureWay,
-    ChooseFirst,
-    CopyOnWrite,
-    DeviceCopy,
-    ShardByShard,
-    Turn,
-)
+from cpr_ext.saving.capture_ways import DeviceCopy, OneStep, Sweep, Turn
 from cpr_ext.saving.claims import Claims
 from cpr_ext.saving.due import DueSnapshots
 from cpr_ext.saving.outcomes import Outcomes
@@ -36,11 +29,12 @@ from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
 
-Consistency = Literal["row", "step"]
 WhenBusy = Literal["delay", "wait"]
 # A capture that training waits for comes back after a chunk: in a fraction of a millisecond.
 _CHUNK_BYTES = 512 << 10
 _POLL_SECONDS = 0.0005
+# So many snapshots follow one that was captured over several steps, until one is of one step.
+_MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -48,48 +42,25 @@ class SavingOptions:
     """How snapshots are taken; see ``Checkpointer``.
 
     Attributes:
-        chooses_all: every dirty row is saved, so that no selection is needed.
-        devices: GPUs that have tables, and choose rows during training.
+        at_once: training waits for each snapshot, all of which is captured between two steps.
         gather_bytes: limit of the memory for rows that GPUs copy at one step; 0: they copy none.
         slots_per_step: staging slots that a step fills at most, unless training waits for all.
     """
 
-    consistency: Consistency
+    at_once: bool
     when_busy: WhenBusy
     write: WriteOptions
-    chooses_all: bool
-    devices: Sequence[int]
     gather_bytes: int = 0
     slots_per_step: int = 1
 
-    @property
-    def chooses_at_once(self) -> bool:
-        """Whether a partial snapshot of one step is of the step that begins it.
-
-        Choosing reads all counts: it is done while training runs, unless every dirty row is to be
-        saved or the step is given.
-        """
-        is_given = self.chooses_all or self.when_busy == "wait"
-        return self.consistency == "step" and is_given
-
     def way(
-        self, kind: SnapshotKind, *, at_once: bool, is_overlapping: bool
-    ) -> Callable[[Snapshot], CaptureWay]:
+        self, kind: SnapshotKind, *, at_once: bool, of_one_step: bool
+    ) -> Callable[[Snapshot], Sweep]:
         """Return the class that captures a snapshot, or what makes one."""
-        is_of_one_step = self.consistency == "step"
         if self.gather_bytes and kind == "partial" and not at_once:
-            return partial(
-                DeviceCopy,
-                max_bytes=self.gather_bytes,
-                is_of_one_step=is_of_one_step,
-                chooses_at_once=self.chooses_at_once,
-            )
-        if not is_of_one_step:
-            is_later = is_overlapping or (bool(self.devices) and not at_once)
-            return ShardByShard if is_later else CaptureWay
-        if not is_overlapping:
-            return CaptureWay
-        return ChooseFirst if kind == "partial" and not self.chooses_at_once else CopyOnWrite
+            is_given = self.when_busy == "wait"
+            return partial(DeviceCopy, max_bytes=self.gather_bytes, is_given=is_given)
+        return OneStep if of_one_step else Sweep
 
 
 @dataclass(frozen=True)
@@ -99,6 +70,7 @@ class SavingParts:
     Attributes:
         watch: sees what changes the tables.
         inventory: knows what no snapshot holds.
+        amount: bounds how much is dirty.
         keys: knows which slots of keyed tables have another key than the newest snapshot.
         overlap: captures while training reads the tables; None: between steps only.
         capture_dense: copies everything that is not a row.
@@ -113,6 +85,7 @@ class SavingParts:
     keys: KeyWatch
     claims: Claims
     outcomes: Outcomes
+    amount: CaptureAmount
     overlap: BackgroundCapture | None
     capture_dense: CaptureDense
 
@@ -138,27 +111,52 @@ class Saver:
         self._options = options
         self._account = parts.account
         self._overlap = parts.overlap
-        self._way: CaptureWay | None = None  # of the snapshot in flight
+        self._way: Sweep | None = None  # of the snapshot in flight
+        self._begun_at = 0  # its step
+        self._rounds_left = 0  # snapshots that may follow, until one is a full-recovery point
         self._arrays: ArrayNames = {}
         self._is_overlapping = False
-        self._end = CaptureEnd(parts.claims)  # of the snapshot in flight
+        self._had_rows = False  # at the step before
         self._next_number = parts.context.store.last_snapshot + 1
 
     def begin_if_due(self) -> Snapshot | None:
-        """Begin the snapshot that the schedule asks for, if it does and none is on its way."""
+        """Begin the snapshot that the schedule asks for, or one that makes its rows complete."""
+        waits = self._options.when_busy == "wait"
         if self.in_flight is not None:
-            if self._options.when_busy == "delay":
+            if not waits:
                 self.due.note_step(is_busy=True)
                 return None
             if not self.due.is_due(self.outcomes.last_bytes):
                 return None
             self.finish()
-        is_due = self._parts.rebase.is_due_at_once or self.due.is_due(self.outcomes.last_bytes)
-        if not is_due or not self.may_begin(False):
+            is_due = True
+        else:
+            is_due = self._parts.rebase.is_due_at_once or self.due.is_due(self.outcomes.last_bytes)
+        is_round = not is_due and self._rounds_left > 0 and self._is_round_wanted(waits)
+        if not (is_due or is_round) or not self.may_begin(False):
             self.due.note_step(is_busy=False)
             return None
-        self.due.note_step(is_busy=False, begins=True)
-        return self.begin(self._parts.rebase.next_kind())
+        self.due.note_step(is_busy=False, begins=is_due)
+        if is_due:
+            self._rounds_left = _MOST_ROUNDS
+        if waits and is_due:
+            self.claims.finish()  # in a job, all workers are to have the same points
+        kind = self._parts.rebase.next_kind()
+        is_point = waits and is_due and not self._parts.rebase.is_due_at_once
+        is_large = kind == "base" and not self._parts.amount.fits(kind)
+        if is_point and is_large and self._parts.rebase.has_base:
+            kind = "partial"  # of this step; the base comes next
+        return self.begin(kind, is_point=is_point, is_round=is_round)
+
+    def _is_round_wanted(self, waits: bool) -> bool:
+        """Return whether to capture what is dirty; if points are given, to leave a small rest."""
+        amount, kind = self._parts.amount, self._parts.rebase.next_kind()
+        if not waits:
+            return amount.can_fit()
+        if self._options.at_once or amount.fits(kind):
+            return False
+        ahead = amount.steps(kind) + 1
+        return kind == "base" or self.due.is_due(self.outcomes.last_bytes, ahead=ahead)
 
     def take(self, kind: SnapshotKind) -> Snapshot:
         """Capture all of a snapshot now; partial ones only where there is a base to them."""
@@ -170,73 +168,91 @@ class Saver:
         self.advance()
         return snapshot
 
-    def begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
-        """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
+    def begin(
+        self,
+        kind: SnapshotKind,
+        *,
+        at_once: bool = False,
+        is_point: bool = False,
+        is_round: bool = False,
+    ) -> Snapshot:
+        """Begin a snapshot.
+
+        Args:
+            at_once: all of it is captured by the caller's next call.
+            is_point: it must be of this step.
+            is_round: it is none that the schedule asks for.
+        """
         parts = self._parts
-        self.due.restart_interval()
+        if not is_round:
+            self.due.restart_interval()
         parts.inventory.follow_structure(parts.watch)
         parts.watch.check(replaced=True)
-        self.claims.check_some(self.in_flight)
-        parts.watch.changes.settle()
+        self.claims.begin_snapshot()
+        if parts.watch.changes.settle():
+            parts.amount.forget()
         parts.keys.look()
-        self.claims.begin_snapshot(kind)
         self._arrays = parts.rebase.array_names()
-        self._is_overlapping = not at_once and self._may_overlap()
+        self._is_overlapping = not at_once and self._may_overlap
         write = self._options.write
-        way = self._options.way(kind, at_once=at_once, is_overlapping=self._is_overlapping)
         if self._is_overlapping:
-            is_copied = way in (ChooseFirst, CopyOnWrite)
-            write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_copied)
-        self._end.restart()
-        dense = DenseSource(
-            parts.capture_dense,
-            _looking(parts.inventory, parts.account),
-            self.claims.round_trips.note_committed,
-        )
+            write = replace(write, max_chunk_bytes=_CHUNK_BYTES)
+        all_dirty = is_round and kind == "partial"
+        fits = parts.amount.fits(kind, all_dirty=all_dirty)
+        of_one_step = at_once or is_point or self._options.at_once or fits
+        way = self._options.way(kind, at_once=at_once, of_one_step=of_one_step)
+        parts.amount.begin()
+        self._begun_at = self._account.step
+        self._had_rows = False
+        dense = DenseSource(parts.capture_dense, _looking(parts.inventory, parts.account))
         snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
+        snapshot.rows.are_all_dirty = all_dirty
         self._next_number += 1
         self._way = way(snapshot)
         self.in_flight = snapshot
         self._way.begin(Turn(self._account.step, self._account.num_samples))
+        self.claims.note_captured(snapshot)
         return snapshot
 
+    @property
     def _may_overlap(self) -> bool:
-        if self._overlap is None or self._overlap.was_broken:
-            return False
-        if self._options.consistency == "row":
-            return True
-        obstacle = self._overlap.one_step_obstacle()
-        if obstacle is not None:
-            logger.info("training waits while a snapshot of one step is captured: %s", obstacle)
-        return obstacle is None
+        return self._overlap is not None and not self._overlap.was_broken
 
     def pause(self) -> None:
         """Wait until no other thread uses tables or trackers."""
-        if self._overlap is not None and self.in_flight is not None:
+        if self._overlap is not None:
             self._overlap.pause()
 
     def resume(self) -> None:
-        """Do a step's work for the scrub and the snapshot in progress before training resumes."""
-        self.claims.note_step(self.in_flight)
+        """Do a step's work for a check and the snapshot in progress before training resumes."""
+        self.claims.note_step()
+        self._advance_in_step()
+        overlap, snapshot = self._overlap, self.in_flight
+        if overlap is None:
+            return
+        if self._is_overlapping and snapshot is not None and snapshot.has_rows_left:
+            assert self._way is not None
+            overlap.resume(self._way, self._account.step)
+        elif self.claims.has_rows_left:
+            overlap.compare(self.claims.run)
+
+    def _advance_in_step(self) -> None:
         if self.in_flight is None or self._way is None:
             return
         if not self._is_overlapping:
-            wait = self._options.consistency == "step" and self._way.needs_training_to_wait
+            wait = self._way.is_of_one_step
             most = self._options.slots_per_step * self._parts.context.pipeline.slot_bytes
             self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
-        if self._end.is_now(self.in_flight) and self._copies_dense_last:
-            self._end.check(self.in_flight)  # this step has waited for rows
-            return
+        had_rows, self._had_rows = self._had_rows, self.in_flight.has_rows_left
+        if had_rows and not self._had_rows and self._copies_dense_last:
+            return  # this step has waited for rows
         self.advance(rows=False)
-        snapshot = self.in_flight
-        if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
-            self._overlap.resume(self._way, self._account.step)
 
     @property
     def _copies_dense_last(self) -> bool:
         """Whether the dense part is copied after all rows, at a step that waits for none."""
-        return self._is_overlapping and self._options.consistency == "row"
+        return self._is_overlapping and self._way is not None and not self._way.is_of_one_step
 
     def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
@@ -253,19 +269,23 @@ class Saver:
         if self._parts.rebase.array_names() != self._arrays:
             # The optimizer has made per-row state since: rows without it and a dense part that
             # tells of it would not fit together.
-            self.in_flight.give_up("the optimizer has made new per-row state")
-            self.in_flight.rows.put_back()
+            self._drop(self.in_flight, "the optimizer has made new per-row state")
             self.begin("base")
         snapshot, way = self.in_flight, self._way
         assert way is not None
         self._parts.watch.check(replaced=True)
-        if not snapshot.has_rows_left:
-            self._end.check(snapshot)
         step, num_samples = self._account.step, self._account.num_samples
         turn = Turn(step, num_samples, max_bytes, wait_for_slot, rows)
         if snapshot.state == "capturing":
             self._way = way.advance(turn)
         snapshot.finish_if_captured(step, num_samples)
+        self.claims.note_captured(snapshot)
+
+    def _drop(self, snapshot: Snapshot, reason: str) -> None:
+        """Drop a snapshot that is capturing, without a report: another comes in its place."""
+        snapshot.give_up(reason)
+        snapshot.rows.put_back()
+        self.claims.note_done(snapshot)
 
     def _submit(self) -> None:
         """Have the snapshot in flight committed if it is captured, unless it was handed over."""
@@ -278,6 +298,7 @@ class Saver:
     def advance_for(self, seconds: float) -> None:
         """Call :meth:`advance` in pieces, until all is captured or the time is over."""
         deadline = time.monotonic() + seconds
+        self.pause()
         while (snapshot := self.in_flight) is not None and snapshot.state == "capturing":
             if time.monotonic() >= deadline:
                 return
@@ -295,26 +316,37 @@ class Saver:
 
     def finish(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
+        self.pause()
         if self.in_flight is not None:
             self.advance()
             self.in_flight.wait_until_done()
         self.settle()
 
     def settle(self, warn: bool = True) -> None:
-        """Take note of a snapshot that was committed or failed, and of compaction."""
-        self.outcomes.settle_compaction()
-        self.claims.settle()
+        """Take note of a snapshot that was committed or failed."""
+        self.outcomes.note_read_back()
         snapshot = self.in_flight
         if snapshot is None or not snapshot.is_done:
             return
         self.in_flight = self._way = None
+        self.claims.note_done(snapshot)
         if snapshot.error is not None:
+            self._rounds_left = 0
             self.outcomes.note_failed(snapshot, snapshot.error, warn=warn)
             return
         self._parts.keys.note_committed()
-        self.claims.note_committed(snapshot)
-        if snapshot.kind == "base" or snapshot.is_complete:
+        if snapshot.kind == "base" or snapshot.is_candidate:
             self._parts.watch.changes.note_all_saved()
+        has_all = snapshot.rows.have_all_dirty
+        num_steps = snapshot.last_step - self._begun_at
+        self._parts.amount.note_committed(
+            snapshot.kind, snapshot.rows.bytes_captured, num_steps, has_all=has_all
+        )
+        waits = self._options.when_busy == "wait"
+        if snapshot.rows.are_of_fixed_step or not (has_all or waits):
+            self._rounds_left = _MOST_ROUNDS if waits else 0
+        else:
+            self._rounds_left -= 1
         self.outcomes.note_committed(snapshot, self._arrays)
 
     def keep_up_to(self, step: int) -> bool:
@@ -336,7 +368,6 @@ class Saver:
         No other thread uses tables, trackers or manifests when this returns.
         """
         self._end_snapshot()
-        self.outcomes.stop_compaction()
         self._parts.committer.call(lambda: None).result()  # no manifest changes any more
 
     def _end_snapshot(self) -> None:
@@ -345,8 +376,7 @@ class Saver:
         if self.in_flight is None:
             return
         if self.in_flight.state == "capturing":
-            self.in_flight.give_up("recovery or an error came first")
-            self.in_flight.rows.put_back()
+            self._drop(self.in_flight, "recovery or an error came first")
             self.in_flight = self._way = None
             return
         self._submit()
@@ -362,14 +392,14 @@ class Saver:
         """End the threads; may be called again, also after an interrupt."""
         if self._overlap is not None:
             self._overlap.close()
-        self.claims.scrub.restart()  # nothing is to be freed later, when a graph may be captured
+        self.claims.close()
         self.outcomes.close()
 
 
 def _looking(inventory: Inventory, account: RunState) -> Callable[[], bool]:
     """Look up what no snapshot holds, for the caller to hear of; return what does so later.
 
-    A gradient may wait, or an attribute change, in the steps until the dense part is copied.
+    The model may change in the steps until the dense part is copied.
     """
     inventory.look()
     step = account.step

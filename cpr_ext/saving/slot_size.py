@@ -44,17 +44,18 @@ def choose_slot_bytes(
 def _needed_bytes(table: Table, precision: Precision) -> int:
     """Bytes of the fewest rows of which every array fills whole blocks, or of the whole table.
 
-    Of rows that may be rounded: those in the file, and as they are, for those that stay exact.
+    Rounded rows take fewer bytes, but may need more rows to fill whole blocks.
     """
     row_bytes = table.embedding_dim * table.weight.element_size()
     arrays = [row_bytes] * _num_arrays(table)
-    if not precision.is_exact and table.weight.dtype == torch.float32:
+    arrays += [array[0].nbytes for array in table.key_arrays().values()] + [_ROW_ID_BYTES]
+    rounded = []
+    if table.weight.dtype == torch.float32:
         names = {precision.base, precision.partial, precision.state}
-        arrays += [stored_row_bytes(table.embedding_dim, name) for name in names] + [4]
-    arrays += [array[0].nbytes for array in table.key_arrays().values()]
-    unit = max(_BLOCK_BYTES // math.gcd(_BLOCK_BYTES, size) for size in [*arrays, _ROW_ID_BYTES])
+        rounded = [stored_row_bytes(table.embedding_dim, name) for name in names]
+    unit = max(_BLOCK_BYTES // math.gcd(_BLOCK_BYTES, size) for size in [*arrays, *rounded])
     rows = min(unit, table.num_embeddings)
-    pieces = [rows * size for size in [*arrays, _ROW_ID_BYTES]]
+    pieces = [rows * size for size in arrays]
     return sum(math.ceil(size / _BLOCK_BYTES) * _BLOCK_BYTES for size in pieces)
 
 

@@ -8,12 +8,10 @@ while training reads the tables. When all is captured, a commit thread runs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
@@ -21,13 +19,13 @@ from cpr_ext.runtime.forks import Creator
 from cpr_ext.saving.segment_capture import SegmentCapture, WriteOptions, dense_sources
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_rows import SnapshotContext, SnapshotRows
-from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.dense_state import DensePart, content_digest
+from cpr_ext.storage.ids import new_id
+from cpr_ext.storage.segment_header import point_metadata
 
 State = Literal["capturing", "captured", "committed", "failed"]
 # Copies all that is not a row, given what counts dirty rows that are saved, but captured later.
 CaptureDense = Callable[[Callable[[], int]], DensePart]
-
-OnCommitted = Callable[["Snapshot", DensePart], None]
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,10 @@ class DenseSource:
         capture: copies everything that is not a row.
         is_accounted: looks up, just before ``capture``, whether the tables and the dense part are
             all that training carries on.
-        on_committed: called with the snapshot and its dense part by the thread that commits it,
-            before any other snapshot can begin.
     """
 
     capture: CaptureDense
     is_accounted: Callable[[], bool]
-    on_committed: OnCommitted = lambda snapshot, dense: None
 
 
 class Snapshot:
@@ -62,9 +57,12 @@ class Snapshot:
         num_samples: samples trained at ``last_step``.
         file_bytes: bytes of all its segments.
         is_at_once: rows were chosen and captured between two steps.
-        is_complete: it makes a full-recovery point.
-        is_scrubbed: and a pass of the scrub has found since that this is true.
-        is_read_back: and its files, or others of the same form, were read back as captured.
+        is_candidate: it holds all dirty rows of one step, and everything else of it.
+        compared: names of the tables of which rows are to be compared with what was saved before
+            a candidate is complete.
+        is_complete: it makes a full-recovery point; granted by :class:`Claims`.
+        content: digest of its dense part, once it is committed.
+        is_recorded: the store says so, or will.
         is_submitted: it was handed over to be committed.
         error: why it failed.
     """
@@ -78,23 +76,25 @@ class Snapshot:
         options: WriteOptions,
     ) -> None:
         self.number = number
+        self._id = new_id()
         self.kind: SnapshotKind = kind
         self.state: State = "capturing"
-        self.rows = SnapshotRows(context, number, kind, options)
+        self.rows = SnapshotRows(context, number, self._id, kind, options)
         self.last_step = -1
         self.num_samples = 0
         self.file_bytes = 0
         self.is_at_once = False
+        self.is_candidate = False
+        self.compared: tuple[str, ...] = ()
         self.is_complete = False
-        self.is_scrubbed = False
-        self.is_read_back = False
+        self.is_recorded = False
+        self.content = b""
         self.is_submitted = False
         self.error: Exception | None = None
         self._context = context
         self._keys = context.selector.describe_keys()
         self._direct_io = options.direct_io
         self._source = dense
-        self._on_committed: OnCommitted | None = dense.on_committed
         self._dense: DensePart | None = None
         self._done = threading.Event()
         self._is_committing = False
@@ -104,11 +104,6 @@ class Snapshot:
     def first_step(self) -> int:
         """The step of its first captured row; -1: none is captured yet."""
         return self.rows.first_step
-
-    @property
-    def is_proven(self) -> bool:
-        """Its claim to be complete was confirmed, by a pass of the scrub and by reading it."""
-        return self.is_complete and self.is_scrubbed and self.is_read_back
 
     @property
     def has_rows_left(self) -> bool:
@@ -128,12 +123,10 @@ class Snapshot:
         with self._failing():
             self.rows.begin_choosing()
 
-    def choose_rows(
-        self, stop: native.StopFlag | None = None, *, one_table: bool = False, wait: bool = True
-    ) -> None:
+    def choose_rows(self, *, wait: bool = True) -> None:
         """Choose rows, see :meth:`SnapshotRows.choose`; on any thread."""
         with self._failing():
-            self.rows.choose(stop, one_table=one_table, wait=wait)
+            self.rows.choose(wait=wait)
 
     def capture_rows(
         self,
@@ -168,11 +161,11 @@ class Snapshot:
             self.state = "captured"
 
     def fix_step(self, step: int, num_samples: int) -> None:
-        """Make this a snapshot of ``step``: all rows, which are chosen, and the dense part, as now.
+        """Make this a snapshot of ``step``: all rows and the dense part as they are now.
 
-        Rows are captured later, so each must be given to :meth:`copy_before_change`.
+        Rows are captured later, before they change.
         """
-        self.rows.are_copied_on_write = True
+        self.is_at_once = True
         if self.state == "capturing":
             with self._failing():
                 self._fix(step, num_samples)
@@ -190,6 +183,7 @@ class Snapshot:
             with self._failing():
                 if not self.rows.gather(max_bytes):
                     return False
+                self.is_at_once = True
                 self._fix(step, num_samples)
                 self.state = "captured"
         return True
@@ -198,12 +192,6 @@ class Snapshot:
         self.rows.fix(step)
         self._capture_dense(step, num_samples)
 
-    def copy_before_change(self, changing: Mapping[str, torch.Tensor]) -> None:
-        """Copy those rows (n,) of tables that are about to change and not yet captured."""
-        if self.state == "capturing":
-            with self._failing():
-                self.rows.copy_before_change(changing)
-
     def _capture_dense(self, step: int, num_samples: int) -> None:
         if self.rows.first_step < 0:
             self.rows.first_step = step
@@ -211,56 +199,72 @@ class Snapshot:
         self.num_samples = num_samples
         is_accounted = self._source.is_accounted()
         is_of_one_step = self.rows.first_step == step
-        self.is_complete = is_of_one_step and is_accounted and self.rows.are_complete()
+        self.is_candidate = is_of_one_step and is_accounted and self.rows.are_complete()
+        self.compared = self.rows.tables_to_compare(were_captured_at_once=self.is_at_once)
         self._dense = self._source.capture(self.rows.count_waiting)
 
     def commit(self) -> None:
-        """Finish every segment and commit it; the dense part last. On the commit thread."""
+        """Finish every segment and commit them together. On the commit thread."""
         if self._is_committing:
             return
         self._is_committing = True
         try:
-            self.file_bytes = self.rows.commit(self.num_samples)
-            dense = self._commit_dense()
-            self._context.store.retain()
+            self._commit()
         except Exception as error:
             self._fail(error)
             return
         try:
             self.rows.free_host_memory()
-            # Who is called may keep the snapshot, which must not keep it.
-            on_committed, self._on_committed = self._on_committed, None
-            if on_committed is not None:
-                on_committed(self, dense)
         finally:  # threads that wait must see the end
             self.state = "committed"
             self._done.set()
 
-    def _commit_dense(self) -> DensePart:
+    def _commit(self) -> None:
         dense, store = self._dense, self._context.store
         assert dense is not None, "commit() before everything is captured"
+        rows = self.rows.finish(self.num_samples)
+        self.is_recorded = is_complete = self.is_complete  # it may be granted meanwhile
+        # What recovers this snapshot: the segments before it, from the newest base on.
+        before = (store.manifest.at(shard, self.number) for shard in range(store.num_shards))
+        of_point = [
+            (record,) if record is not None and record.kind == "base" else (*older, record)
+            for shard, older in enumerate(before)
+            for record in [rows.get(shard)]
+        ]
         # The dense part is a copy already, so filling the slots needs no training thread.
         capture = SegmentCapture(
             self._context.pipeline,
-            store.dense,
+            store.segments,
             snapshot=self.number,
+            snapshot_id=self._id,
             kind="dense",
+            shard=None,
             sources=dense_sources(dense),
             metadata={
                 "skeleton": dense.skeleton,
-                "shards": [manifest.chain for manifest in store.shards],
                 **({"keys": self._keys} if self._keys else {}),
+                **point_metadata(
+                    store.manifest,
+                    [tuple(r for r in records if r is not None) for records in of_point],
+                    steps=(self.last_step, self.last_step),
+                    num_samples=self.num_samples,
+                    is_complete=is_complete,
+                ),
             },
             options=WriteOptions(self._direct_io, refuse_nan=False),
         )
-        while capture.is_capturing:
-            capture.capture(self.last_step, max_bytes=0, wait_for_slot=True)
-        record = capture.finish(num_samples=self.num_samples, is_complete=self.is_complete)
-        store.add_dense(record)
-        capture.mark_committed()
-        self.file_bytes += record.file_bytes
-        self._dense = None
-        return dense
+        try:
+            while capture.is_capturing:
+                capture.capture(self.last_step, max_bytes=0, wait_for_slot=True)
+            record = capture.finish(num_samples=self.num_samples, is_complete=is_complete)
+            store.add(record, rows)
+        except BaseException as error:
+            capture.cancel(str(error), keeps_file=store.keeps(capture.file))
+            raise
+        capture.keep_file()
+        self.rows.note_committed()
+        self.file_bytes = sum(each.file_bytes for each in (record, *rows.values()))
+        self.content, self._dense = content_digest(dense), None
 
     def give_up(self, error: Exception | str) -> None:
         """Fail, because of ``error``, unless all is captured; from the training thread."""

@@ -49,23 +49,13 @@ class SnapshotHandle:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it makes a full-recovery point; known once it is captured.
+        """Whether it makes a full-recovery point; once True, it stays so.
 
-        A change of rows that nothing saw makes it False again, once the scrub finds it.
+        Rows that it does not hold are first compared with what was saved, while training
+        continues. ``Checkpointer.wait()``, ``check()`` and ``close()`` compare them at once.
         """
         snapshot = self._snapshot
         return snapshot is not None and snapshot.is_complete and snapshot.state != "failed"
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether it is complete, and two proofs have confirmed that since.
-
-        A pass of the scrub that began later compared all rows that training had not changed since.
-        A base snapshot that was captured at once needs none. And it, or an earlier one of the same
-        form, was read back from disk as captured.
-        """
-        snapshot = self._snapshot
-        return self.is_complete and snapshot is not None and snapshot.is_proven
 
     @property
     def file_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The rows of one snapshot: chosen shard by shard, captured chunk by chunk, committed or put back.
+"""The rows of one snapshot: chosen table by table, captured chunk by chunk, finished or put back.
 
 Used by one thread at a time: the training thread or a capture thread while it captures, and the
 commit thread after that.
@@ -6,19 +6,26 @@ commit thread after that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from cpr_ext._native import native
+from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.gathered_rows import gather
 from cpr_ext.saving.row_choice import RowChoice
-from cpr_ext.saving.scrub import Scrub
-from cpr_ext.saving.segment_capture import SegmentCapture, Source, WriteOptions, selection_source
+from cpr_ext.saving.saved_hashes import SavedHashes
+from cpr_ext.saving.segment_capture import (
+    CapturedChunk,
+    SegmentCapture,
+    Source,
+    TableSource,
+    WriteOptions,
+    table_source,
+)
 from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
-from cpr_ext.storage.segment_format import Chunk
+from cpr_ext.state.table import Table
+from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.trackers import native_trackers
 
@@ -28,13 +35,13 @@ class SnapshotContext:
     """What the snapshots of a store share.
 
     Attributes:
-        scrub: keeps hashes of captured rows.
+        hashes: of captured rows.
     """
 
     store: Store
     selector: Selector
     pipeline: native.SnapshotPipeline
-    scrub: Scrub
+    hashes: SavedHashes
 
 
 @dataclass
@@ -52,24 +59,22 @@ class _ShardRows:
     sources: Sequence[Source] | None = None
     capture: SegmentCapture | None = None
     captured: native.CapturedRows | None = None
-    is_committed: bool = False
 
     @property
     def is_capturing(self) -> bool:
         return self.capture is None or self.capture.is_capturing
 
-    def watch(self) -> native.CapturedRows:
-        """Have trackers forget each row when it is captured."""
+    def watch(self, tracked: Sequence[native.TrackedTable]) -> native.CapturedRows:
+        """Have trackers forget each row of the sources when it is captured."""
+        assert self.sources is not None
         self.captured = native.CapturedRows()
-        for each in self.selections:
-            self.captured.add_table(
-                trackers=native_trackers(each.tracker),
-                weight=each.table.weight,
-                begin=each.begin,
-                end=each.end,
-                row_ids=each.row_ids,
-                chosen=each.chosen,
-            )
+        chosen = [each.chosen for each in self.selections]
+        tables = [source.table for source in self.sources]
+        self.captured.add_tables(
+            tracked,
+            tables,
+            chosen if any(chosen) else [],  # type: ignore[arg-type]  # some are None
+        )
         return self.captured
 
     def forget(self) -> None:
@@ -84,26 +89,36 @@ class SnapshotRows:
     Attributes:
         first_step: the step of the first captured row; -1: none is captured yet.
         bytes_captured: so far.
-        are_copied_on_write: rows that wait must be given to :meth:`copy_before_change`.
+        are_all_dirty: rows are chosen whatever their priority: all that are dirty.
         are_of_fixed_step: all rows have their values at ``first_step``, whenever captured.
-        begin_when_chosen: the segment of a shard begins as soon as its rows are chosen.
+        is_committed: the manifest names its segments.
     """
 
     def __init__(
-        self, context: SnapshotContext, number: int, kind: SnapshotKind, options: WriteOptions
+        self,
+        context: SnapshotContext,
+        number: int,
+        snapshot_id: str,
+        kind: SnapshotKind,
+        options: WriteOptions,
     ) -> None:
         self.first_step = -1
         self.bytes_captured = 0
-        self.are_copied_on_write = False
+        self.are_all_dirty = False
         self.are_of_fixed_step = False
-        self.begin_when_chosen = True
+        self.is_committed = False
+        self._are_gathered = False
+        self._moved: set[str] = set()  # tables of which all rows were dirty at the step
         self._context = context
         self._number = number
+        self._id = snapshot_id
         self._kind: SnapshotKind = kind
         self._options = options
         self._precision_of = partial(options.precision_of, kind)
-        self._choice = RowChoice(context.selector, kind, context.store.num_shards)
+        self._choice = RowChoice(context.selector, kind)
         self._shards: list[_ShardRows] = []
+        self._tables: dict[str, TableSource] = {}
+        self._tracked: dict[str, native.TrackedTable] = {}
 
     @property
     def are_chosen(self) -> bool:
@@ -120,55 +135,81 @@ class SnapshotRows:
         self._choice.begin()
 
     def choose(
-        self, stop: native.StopFlag | None = None, *, one_table: bool = False, wait: bool = True
+        self,
+        stop: native.StopFlag | None = None,
+        *,
+        some: bool = False,
+        wait: bool = True,
     ) -> None:
         """Choose rows.
 
         Args:
             stop: once it is set, returns after the current table.
-            one_table: choose those of the next table only, instead of all.
+            some: do not choose all, if that may take long.
             wait: wait for a GPU that chooses, instead of returning.
         """
-        while not self.are_chosen and (wait or not self._choice.is_pending):
-            self._choose_next(stop)
-            if one_table or (stop is not None and stop.is_set()):
-                return
-
-    def _choose_next(self, stop: native.StopFlag | None) -> None:
-        """Choose rows of the next table of a shard; after its last, start the shard's segment."""
-        chosen = self._choice.choose_next(stop)
-        if chosen is None:
+        if self.are_chosen:
             return
-        shard, of_shard = chosen
-        selections = [selection for selection in of_shard if selection.num_rows > 0]
-        if selections:
-            self._shards.append(_ShardRows(shard, selections))
-            if self.begin_when_chosen:
-                self._begun(self._shards[-1])
+        dirty_but = self._moved if self.are_all_dirty else None
+        self._choice.choose(stop, some=some, wait=wait, dirty_but=dirty_but)
+        if self._choice.is_done:
+            for of_table in self._choice.by_table:
+                if any(each.row_ids is None for each in of_table):
+                    self._context.hashes.note_whole(of_table[0].table)
+            self._shards = [
+                _ShardRows(shard, selections)
+                for shard, of_shard in enumerate(zip(*self._choice.by_table, strict=True))
+                if (selections := [each for each in of_shard if each.num_rows > 0])
+            ]
 
     def _begun(self, rows: _ShardRows) -> SegmentCapture:
         """Return the capture of a shard, which begins now if it had not."""
         if rows.capture is None:
             context = self._context
-            manifest = context.store.shards[rows.shard]
-            manifest.require_in_place()
+            context.store.require_in_place()
+            if rows.sources is None:
+                rows.sources = [self._source_of(each) for each in rows.selections]
             rows.capture = SegmentCapture(
                 context.pipeline,
-                manifest,
+                context.store.segments,
                 snapshot=self._number,
+                snapshot_id=self._id,
                 kind=self._kind,
-                sources=rows.sources
-                or [
-                    selection_source(each, self._precision_of, context.scrub.hashes_of(each.table))
-                    for each in rows.selections
-                ],
-                metadata={"shard": rows.shard},
+                shard=rows.shard,
+                sources=rows.sources,
+                metadata={},
                 options=self._options,
                 # Rows that a device holds a copy of are taken by then.
-                captured=rows.watch() if rows.captured is None else None,
+                captured=rows.watch(self._tracked_of(rows)) if rows.captured is None else None,
             )
             rows.sources = None
         return rows.capture
+
+    def _source_of(self, selection: Selection) -> Source:
+        of_table = self._table(selection.table)
+        if selection.row_ids is None:
+            return of_table.range(selection.begin, selection.num_rows)
+        return of_table.rows(selection.row_ids)
+
+    def _table(self, table: Table) -> TableSource:
+        """Return what rows of a table are captured from, the same for all shards."""
+        if (known := self._tables.get(table.name)) is None:
+            known = self._tables[table.name] = table_source(
+                table.name,
+                table.arrays(),
+                self._precision_of,
+                live_arrays=table.arrays,
+                hashes=self._context.hashes.recorder_of(table),
+            )
+        return known
+
+    def _tracked_of(self, rows: _ShardRows) -> list[native.TrackedTable]:
+        tracked = self._tracked
+        for each in rows.selections:
+            if each.table.name not in tracked:
+                trackers = native_trackers(each.tracker)
+                tracked[each.table.name] = native.TrackedTable(trackers, each.table.weight)
+        return [tracked[each.table.name] for each in rows.selections]
 
     def capture(
         self,
@@ -184,114 +225,130 @@ class SnapshotRows:
             max_bytes: about how much to capture in this call; 0: no limit.
             wait_for_slot: wait for the disk, and for a GPU that chooses, instead of returning.
             stop: once it is set, returns after the current chunk.
+
+        Raises:
+            SnapshotError: a table's memory was replaced since the snapshot began.
         """
+        if any(table.was_replaced for table in self._tables.values()):
+            raise SnapshotError(
+                "a table or its optimizer state was replaced while it was being saved (model.to(), "
+                "load_state_dict() or a new parameter); call wait() before such a change"
+            )
+        if not self._choice.is_done:
+            if not wait_for_slot and self._choice.is_pending:
+                return False
+            self.choose(stop, some=max_bytes > 0, wait=wait_for_slot)
+            if not self.are_chosen or (stop is not None and stop.is_set()):
+                return True
         done = 0
-        index = 0
-        if self.are_copied_on_write and self._begin_all(stop):
-            return True
-        while True:
-            if index == len(self._shards):
-                if self.are_chosen or (not wait_for_slot and self._choice.is_pending):
-                    return done > 0
-                self._choose_next(stop)
-                if stop is not None and stop.is_set():
-                    return True
-                continue
-            rows = self._shards[index]
-            index += 1
+        for rows in self._shards:
             if not rows.is_capturing:
                 continue
             if 0 < max_bytes <= done:
                 return True
-            chunks = self._begun(rows).capture(
+            capture = self._begun(rows)
+            before = capture.captured_bytes
+            chunks = capture.capture(
                 self.first_step if self.are_of_fixed_step else step,
                 max_bytes=max_bytes - done if max_bytes else 0,
                 wait_for_slot=wait_for_slot,
                 stop=stop,
             )
-            done += self._note_captured(rows, chunks, step)
+            self._note_captured(rows, chunks, step)
+            done += capture.captured_bytes - before
+            self.bytes_captured += capture.captured_bytes - before
             if (stop is not None and stop.is_set()) or rows.is_capturing:
-                return done > 0
+                break
+        return done > 0
 
-    def _begin_all(self, stop: native.StopFlag | None) -> bool:
-        """Begin all segments here: an optimizer's step would wait for it; True: was stopped."""
-        for rows in self._shards:
-            if rows.capture is None:
-                self._begun(rows)
-                if stop is not None and stop.is_set():
-                    return True
-        return False
-
-    def _note_captured(self, rows: _ShardRows, chunks: Sequence[Chunk], step: int) -> int:
-        """Note that chunks are captured; returns their bytes."""
+    def _note_captured(self, rows: _ShardRows, chunks: Sequence[CapturedChunk], step: int) -> None:
         if chunks and self.first_step < 0:
             self.first_step = step
-        for chunk in chunks:
-            selection = rows.selections[chunk.table]
-            self._context.scrub.note_captured(selection, chunk.first, chunk.num_rows)
-        capture = self._begun(rows)
-        captured_bytes = sum(capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks)
-        self.bytes_captured += captured_bytes
-        return captured_bytes
+        for table, first, count, *_ in chunks:
+            self._context.hashes.note_captured(rows.selections[table], first, count)
 
     def fix(self, step: int) -> None:
-        """Make all rows, which are chosen, those of ``step``, whenever they are captured."""
-        self._context.scrub.fix([each for rows in self._shards for each in rows.selections])
+        """Make all rows those of ``step``, whenever they are captured."""
+        self._moved = {
+            t.name for t in self._context.selector.tables if not t.updates_only_looked_up_rows()
+        }
         self.first_step = step
         self.are_of_fixed_step = True
 
     def gather(self, max_bytes: int) -> bool:
         """Copy all rows, which are chosen, on their GPUs; False: there is no memory for that."""
         selections = [each for rows in self._shards for each in rows.selections]
-        found = gather(selections, max_bytes, self._precision_of, self._context.scrub.hashes_of)
+        found = gather(selections, max_bytes, self._table, self._precision_of)
         if found is None:
             return False
         sources = iter(found)
         for rows in self._shards:
             rows.sources = [next(sources) for _ in rows.selections]
-            rows.watch().take_all()
+            rows.watch(self._tracked_of(rows)).take_all()
+        self._tables = {}
+        self._are_gathered = True
         return True
 
-    def copy_before_change(self, changing: Mapping[str, torch.Tensor]) -> None:
-        """Copy those rows (n,) of tables that are about to change and not yet captured.
-
-        Where the memory for it is full, rows are captured until there is room.
-        """
-        for rows in self._shards:
-            names = [selection.table.name for selection in rows.selections]
-            left = [(at, changing[name]) for at, name in enumerate(names) if name in changing]
-            capture = self._begun(rows)
-            while left := capture.copy_before_change(left):
-                self.capture(self.first_step, max_bytes=1, wait_for_slot=True)
+    @property
+    def have_all_dirty(self) -> bool:
+        """Whether all rows that were dirty when they were chosen are among them."""
+        return self.are_chosen and self._context.selector.have_room(self._choice.by_table)
 
     def are_complete(self) -> bool:
         """Return whether with them the store holds every row as it is."""
-        return self._context.selector.are_complete(
-            self._choice.selections, is_captured=not self.are_copied_on_write
+        selector = self._context.selector
+        if self.are_all_dirty and self.are_of_fixed_step:
+            return not selector.any_changed
+        is_captured = self._are_gathered or not self.are_of_fixed_step
+        return selector.are_complete(self._choice.by_table, is_captured=is_captured)
+
+    def tables_to_compare(self, *, were_captured_at_once: bool) -> tuple[str, ...]:
+        """Return the tables of which rows may differ from what the store holds then.
+
+        Those whose optimizer moves rows without a gradient cannot be compared, and are left out.
+
+        Args:
+            were_captured_at_once: between two steps: of tables that it holds whole, none may.
+        """
+        return tuple(
+            table.name
+            for index, table in enumerate(self._context.selector.tables)
+            if table.updates_only_looked_up_rows()
+            and not (were_captured_at_once and self._holds_whole(index))
         )
+
+    def _holds_whole(self, table: int) -> bool:
+        if self.are_all_dirty and not self.are_chosen:
+            return False
+        return all(each.row_ids is None for each in self._choice.by_table[table])
 
     def count_waiting(self) -> int:
         """Return dirty rows that are saved, but captured later."""
-        if not self.are_copied_on_write:
+        if self._are_gathered or not self.are_of_fixed_step:
             return 0
+        if self.are_all_dirty:
+            return self._context.selector.num_dirty()
         return sum(each.num_dirty() for rows in self._shards for each in rows.selections)
 
-    def commit(self, num_samples: int) -> int:
-        """Finish every segment and commit it; return the bytes of the files.
+    def finish(self, num_samples: int) -> dict[int, SegmentRecord]:
+        """Finish every segment; return what the manifest is to say of them, by shard.
 
         REQUIRES: all rows are captured, or gathered.
         """
-        file_bytes = 0
+        records = {}
         for rows in self._shards:
             capture = self._begun(rows)
             while capture.is_capturing:  # from copies, which need no training thread
                 capture.capture(self.first_step, max_bytes=0, wait_for_slot=True)
-            record = capture.finish(num_samples=num_samples)
-            self._context.store.add_to_shard(rows.shard, record)
-            capture.mark_committed()
-            rows.is_committed = True
-            file_bytes += record.file_bytes
-        return file_bytes
+            records[rows.shard] = capture.finish(num_samples=num_samples)
+        return records
+
+    def note_committed(self) -> None:
+        """Record that the manifest names the segments."""
+        self.is_committed = True
+        for rows in self._shards:
+            self._begun(rows).keep_file()
+        self._let_go()
 
     def free_host_memory(self) -> None:
         """Free what was kept for a failure, on the commit thread: training would wait for it."""
@@ -302,17 +359,25 @@ class SnapshotRows:
                     selection.forget()
 
     def cancel(self, reason: str) -> None:
-        """Abort the segments that are not committed."""
+        """Abort the segments; their files go unless the store needs them."""
         for rows in self._shards:
             rows.sources = None
-            if not rows.is_committed and rows.capture is not None:
-                rows.capture.cancel(reason)
+            if rows.capture is not None:
+                rows.capture.cancel(reason, keeps_file=self._context.store.keeps(rows.capture.file))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the tables' memory: a user may keep the snapshot for long."""
+        self._tables, self._tracked = {}, {}
 
     def put_back(self) -> None:
         """Give the rows of a failed save their priority back; from the training thread."""
         for rows in self._shards:
-            if not rows.is_committed and rows.captured is not None:
+            if not self.is_committed and rows.captured is not None:
                 rows.captured.put_back()
+                for selection in rows.selections:
+                    if selection.row_ids is None:  # clean rows have hashes of what is not saved
+                        self._context.hashes.forget_table(selection.table)
         self.forget_taken()
 
     def forget_taken(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from cpr_ext.errors import UsageError
 
 # Counts continue from what a manifest says, so each limit leaves room below the next: a store that
 # verifies can be written, and what was written can be read.
@@ -18,6 +19,16 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
+def require_sound(step: int, num_samples: int) -> None:
+    """Raise UsageError for a position of which a store would not verify."""
+    for name, value in (("step", step), ("num_samples", num_samples)):
+        if value > MAX_SOUND:
+            raise UsageError(
+                f"{name} is {value}; a store counts to {MAX_SOUND}. Give the number that training "
+                "has done"
+            )
+
+
 @dataclass(frozen=True)
 class Position:
     """Where training was when a dense part was captured.
@@ -27,7 +38,6 @@ class Position:
         extra_state: the caller's.
         rows_unsaved: rows that had changed since their newest saved state; None: not known.
         samples_lost: samples whose effect failures had taken from lost shards until then.
-        ignored: names of state that is not saved, as the user said.
     """
 
     step: int
@@ -35,4 +45,3 @@ class Position:
     extra_state: Any
     rows_unsaved: int | None = None
     samples_lost: int = 0
-    ignored: Sequence[str] = ()

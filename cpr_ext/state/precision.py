@@ -1,14 +1,14 @@
 """How many bits a snapshot keeps of each row: the precisions, their bytes, and their rounding.
 
-Rows are rounded in FBGEMM's row-wise layout. int8: one byte an element, then scale and bias as
-float32. int4: two elements a byte, the first in the low half, then scale and bias as float16. The
-functions here are the specification in NumPy; ``csrc/staging/row_rounding.h`` has the kernels.
+A rounded row has a scale of its own, so that its bound holds whatever its values are. int8 is
+FBGEMM's row-wise layout: one byte an element, then scale and bias as float32. float16: two bytes an
+element, then a scale as float32, a power of two. The functions here are the specification in NumPy;
+``csrc/staging/row_rounding.h`` has the kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ import torch
 from cpr_ext.errors import UsageError
 
 EXACT = "float32"
-PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4")
-STATE_PRECISIONS = ("float32", "float16", "bfloat16")
-# Levels above the lowest one, of those that have a scale and a bias.
-LEVELS = {"int8": 255, "int4": 15}
-# Half a unit in the last place of a value between 1 and 2.
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-_SMALLEST_EXTENT = np.float32(2.0**-100)  # of a row with rounded values: limits below it round
-_EPSILON = np.float32(1e-8)  # FBGEMM adds it to the range of a row in int8
+PRECISIONS = ("float32", "float16", "int8")
+STATE_PRECISIONS = ("float32", "float16")
+_LARGEST = np.finfo(np.float32).max
+_SMALLEST_RANGE = np.float32(2.0**-100)  # values closer together are stored as one
+_ROUNDING = np.float32(1.5 * 2**23)  # float32 has no bits after the point beyond 2^23
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,9 @@ class Precision:
     Values of other dtypes, and all that is not a row of a table, are kept exactly.
 
     Attributes:
-        base: of the weights in base snapshots: "float32" (exact), "float16", "bfloat16", "int8" or
-            "int4".
+        base: of the weights in base snapshots: "float32" (exact), "float16" or "int8".
         partial: of the weights in partial snapshots.
-        state: of the per-row optimizer state in both: "float32" (exact), "float16" or "bfloat16".
+        state: of the per-row optimizer state in both: "float32" (exact) or "float16".
 
     Raises:
         UsageError: another value.
@@ -72,9 +68,9 @@ class Precision:
 
 def stored_row_bytes(elements: int, precision: str) -> int:
     """Return the bytes of a row of ``elements`` float32 values in a precision."""
-    if precision in LEVELS:
-        return elements + 8 if precision == "int8" else -(-elements // 2) + 4
-    return elements * (4 if precision == EXACT else 2)
+    if precision == "int8":
+        return elements + 8
+    return elements * 2 + 4 if precision == "float16" else elements * 4
 
 
 def precision_of_row(elements: int, precision: str) -> str:
@@ -84,137 +80,72 @@ def precision_of_row(elements: int, precision: str) -> str:
 
 
 def round_rows(rows: torch.Tensor, precision: str) -> torch.Tensor:
-    """Return rows as a recovery returns them from a snapshot of this precision.
-
-    Args:
-        rows: (n, dim) float32. One that breaks the bound of :func:`fits` stays as it is.
-    """
+    """Return rows (n, dim) float32 as a recovery returns them from a snapshot of this precision."""
     values = rows.detach().cpu().numpy()
     if precision_of_row(values.shape[1], precision) == EXACT:
         return rows.clone()
-    stored, kept = encode_rows(values, precision)
-    rounded = decode_rows(stored, values.shape[1], precision)
-    return torch.from_numpy(np.where(kept[:, None], rounded, values)).to(rows.device)
+    rounded = decode_rows(encode_rows(values, precision), values.shape[1], precision)
+    return torch.from_numpy(rounded).to(rows.device)
 
 
-def fits(values: np.ndarray, rounded: np.ndarray, precision: str) -> np.ndarray:
-    """Return (n,) bool: whether every value of a row is within the bound of its precision.
+def bound(values: np.ndarray, precision: str) -> np.ndarray:
+    """Return (n,) float64, by how much a value of each row (n, dim) float32 is off at most.
 
-    int8, int4: half a step, (largest - smallest value of the row) / (2 * levels). float16,
-    bfloat16: half a unit in the last place of the largest magnitude in the row. No row with an
-    infinity or NaN fits. Computed in float32, as in the kernels. What rounds there is on the safe
-    side, so a few rows that exact arithmetic would accept do not fit.
+    int8: half a step, a step being the row's largest value less its smallest, over 255; and what
+    float32 rounds, 2^-20 of the largest magnitude. float16: 2^-11 of the largest magnitude. To
+    either 2^-100, which is more only in rows of no larger values or range. NaN: the row has no
+    range, as it has an infinity or NaN, or its values are further apart than the largest float32
+    (in int8). All of such a row becomes NaN.
     """
     with np.errstate(all="ignore"):
-        if precision in LEVELS:
-            extent = values.max(1) - values.min(1)
-            factor = np.float32((1 - 2.0**-20) / (2 * LEVELS[precision]))
-        else:
-            extent, factor = np.abs(values).max(1), np.float32(UNIT_ROUNDOFF[precision])
-        limit = np.where(extent < _SMALLEST_EXTENT, np.float32(0), extent * factor)
-        error = np.abs(values - rounded)
-        return np.asarray((error <= limit[:, None]).all(1) & (extent <= np.finfo(np.float32).max))
+        exact = values.astype(np.float64)
+        largest, tiny = np.abs(exact).max(1), 2.0**-100
+        extent = exact.max(1) - exact.min(1) if precision == "int8" else largest
+        limit = (
+            extent / 510 + largest * 2.0**-20 if precision == "int8" else largest * 2.0**-11
+        ) + tiny
+        has_range = extent.astype(np.float32) <= _LARGEST
+    return np.asarray(np.where(has_range, limit, np.nan))
 
 
-def encode_rows(values: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows as a file has them: (n, stored_row_bytes) uint8, and (n,) bool, which fit.
-
-    Those that do not are zeros there. The bytes are FBGEMM's, with one exception: FBGEMM adds an
-    epsilon to the range of int8 rows. Rows that break the bound by that are rounded without it.
-
-    Args:
-        values: (n, dim) float32.
-    """
-    if not len(values):
-        return np.empty((0, stored_row_bytes(values.shape[1], precision)), np.uint8), np.ones(
-            0, bool
-        )
-    stored = _encode(values, precision, _EPSILON)
-    kept = fits(values, decode_rows(stored, values.shape[1], precision), precision)
-    if precision == "int8" and not kept.all():
-        again = _encode(values[~kept], precision, np.float32(0))
-        stored[~kept] = again
-        kept[~kept] = fits(values[~kept], decode_rows(again, values.shape[1], "int8"), "int8")
-    stored[~kept] = 0
-    return stored, kept
+def encode_rows(values: np.ndarray, precision: str) -> np.ndarray:
+    """Return rows (n, dim) float32 as a file has them: (n, stored_row_bytes) uint8."""
+    with np.errstate(all="ignore"):
+        return _encode_int8(values) if precision == "int8" else _encode_float16(values)
 
 
 def decode_rows(stored: np.ndarray, elements: int, precision: str) -> np.ndarray:
     """Return (n, elements) float32: the rows that :func:`encode_rows` stored."""
-    if not len(stored):
-        return np.empty((0, elements), np.float32)
-    stored = np.ascontiguousarray(stored)
-    if precision not in LEVELS:
-        halves = torch.from_numpy(stored).view(getattr(torch, precision))
-        return halves.to(torch.float32).numpy()
     if precision == "int8":
-        levels, ends = stored[:, :elements], stored[:, elements:].copy().view(np.float32)
-    else:
-        packed, ends = stored[:, :-4], stored[:, -4:].copy().view(np.float16)
-        levels = np.stack((packed & 15, packed >> 4), 2).reshape(len(stored), -1)[:, :elements]
-    with np.errstate(all="ignore"):
-        scale, bias = ends[:, :1].astype(np.float64), ends[:, 1:].astype(np.float64)
-        return _round_sum(levels * scale, bias)  # the product is exact in float64
+        ends = stored[:, elements:].copy().view(np.float32)
+        scaled = stored[:, :elements].astype(np.float32) * ends[:, :1]
+        return np.asarray(scaled + ends[:, 1:])
+    halves = stored[:, : 2 * elements].copy().view(np.float16)
+    return np.asarray(halves.astype(np.float32) * stored[:, 2 * elements :].copy().view(np.float32))
 
 
-def _round_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the exact sum of float64 numbers, rounded once, to float32.
-
-    A sum that float64 must round is rounded to odd there: rounding it again then changes nothing.
-    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
-    """
-    total = a + b
-    part = total - a
-    lost = (a - (total - part)) + (b - part)  # exact (Knuth)
-    is_even = (total.view(np.int64) & 1) == 0
-    odd = np.nextafter(total, np.copysign(np.inf, lost))
-    return np.asarray(np.where(is_even & (lost != 0), odd, total).astype(np.float32))
-
-
-def _encode(values: np.ndarray, precision: str, epsilon: np.float32) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        if precision == "int8":
-            return _encode_int8(values, epsilon)
-        if precision == "int4":
-            return _encode_int4(values)
-    halves = torch.from_numpy(np.ascontiguousarray(values)).to(getattr(torch, precision))
-    return np.array(halves.view(torch.uint8).numpy())
-
-
-def _encode_int8(values: np.ndarray, epsilon: np.float32) -> np.ndarray:
-    smallest, largest = _ends(values)
-    extent = largest - smallest
-    scale = extent / np.float32(255)
-    levels = _round((values - smallest) * (np.float32(255) / (extent + epsilon)), 255)
-    return _join(levels, scale, smallest)
-
-
-def _encode_int4(values: np.ndarray) -> np.ndarray:
-    least, largest = _ends(values)
-    smallest = least.astype(np.float16)
-    extent = largest - smallest.astype(np.float32)
-    scale = np.where(extent == 0, np.float32(1), extent / np.float32(15)).astype(np.float16)
-    inverse = np.float32(1) / scale.astype(np.float32)
-    unusable = (scale == 0) | np.isinf(inverse)
-    scale = np.where(unusable, np.float16(1), scale)
-    inverse = np.where(unusable, np.float32(1), inverse)
-    levels = _round((values - smallest.astype(np.float32)) * inverse, 15)
-    if levels.shape[1] % 2:
-        levels = np.pad(levels, ((0, 0), (0, 1)))
-    return _join(levels[:, 0::2] | (levels[:, 1::2] << 4), scale, smallest)
-
-
-def _ends(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (n, 1) each, the smallest and the largest value of a row; zeros have no sign."""
+def _encode_int8(values: np.ndarray) -> np.ndarray:
     zero = np.float32(0)
-    return values.min(1, keepdims=True) + zero, values.max(1, keepdims=True) + zero
+    smallest = values.min(1, keepdims=True) + zero  # zeros have no sign
+    extent = values.max(1, keepdims=True) + zero - smallest
+    is_wide = extent >= _SMALLEST_RANGE
+    scale = np.where(is_wide, extent / np.float32(255), zero)
+    inverse = np.where(is_wide, np.float32(255) / extent, zero)
+    levels = ((values - smallest) * inverse + _ROUNDING).view(np.int32).astype(np.uint8)
+    return _join(levels, extent <= _LARGEST, scale, smallest)
 
 
-def _round(steps: np.ndarray, most: int) -> np.ndarray:
-    """Round to the nearest level, ties to even, NaN to 0."""
-    return np.asarray(np.nan_to_num(np.clip(np.rint(steps), 0, most)).astype(np.uint8))
+def _encode_float16(values: np.ndarray) -> np.ndarray:
+    magnitude = np.abs(values).max(1, keepdims=True)
+    # The largest magnitude comes to lie in [2^14, 2^15): so float16 has the most bits for others.
+    exponent = np.maximum(magnitude.view(np.int32) >> 23, 27)  # of float32, which has 127 for 1
+    scale = ((exponent - 14) << 23).view(np.float32)
+    halves = (values * ((268 - exponent) << 23).view(np.float32)).astype(np.float16)
+    return _join(halves.view(np.uint8), magnitude <= _LARGEST, scale)
 
 
-def _join(levels: Any, *ends: Any) -> np.ndarray:
-    parts = [np.ascontiguousarray(end).view(np.uint8) for end in ends]
-    return np.asarray(np.concatenate([levels, *parts], 1))
+def _join(codes: np.ndarray, has_range: np.ndarray, *ends: np.ndarray) -> np.ndarray:
+    """Return the bytes of rows; those of a row without a range are zeros, and NaN at the end."""
+    nan = np.float32(np.nan)
+    kept = [np.where(has_range, end, nan).astype(np.float32).view(np.uint8) for end in ends]
+    return np.concatenate([np.where(has_range, codes, np.uint8(0)), *kept], 1)

@@ -7,8 +7,8 @@ which the user gives the objects.
 
 from __future__ import annotations
 
+import copy
 import random
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.state.flatten import pack
+from cpr_ext.state.dense_schema import pack
 
 _EXAMPLE = "stateful=[scheduler, scaler]"
 
@@ -124,14 +124,12 @@ class Declared:
         extra_state: returns more state, at each capture; None: there is none.
         per_rank: those of ``stateful`` that each process of a job has for itself.
         owns_extra_state: each process has its own extra state.
-        ignore: names of state that need not be saved, as the inventory has them.
     """
 
     stateful: Sequence[Stateful] = ()
     extra_state: Callable[[], Any] | None = None
     per_rank: Sequence[Stateful] = ()
     owns_extra_state: bool = False
-    ignore: frozenset[str] = frozenset()
 
     @property
     def is_per_rank(self) -> bool:
@@ -139,14 +137,11 @@ class Declared:
         return bool(self.per_rank) or self.owns_extra_state
 
 
-def as_declared(
-    stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any, ignore: Any = None
-) -> Declared:
+def as_declared(stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any) -> Declared:
     """Return what a user declares.
 
     Args:
         per_rank: objects of ``stateful``, and the word "extra_state"; None: nothing.
-        ignore: names of state; None: nothing.
 
     Raises:
         UsageError: as :func:`as_stateful`; or ``per_rank`` names something else.
@@ -165,15 +160,8 @@ def as_declared(
                 '"extra_state" if extra_state= is given'
             )
         own += found
-    names = as_list(ignore)
-    for index, name in enumerate(names):
-        if not isinstance(name, str):
-            raise UsageError(
-                f"ignore[{index}] is {name!r:.100}; needed: a name that a warning of state that is "
-                "not saved gives, such as 'buffer encoder.cache'"
-            )
     owns_extra_state = any(isinstance(item, str) for item in given)
-    return Declared(objects, extra_state, own, owns_extra_state, frozenset(names))
+    return Declared(objects, extra_state, own, owns_extra_state)
 
 
 def capture_stateful(objects: Sequence[Stateful]) -> list[dict[str, Any]]:
@@ -214,28 +202,12 @@ def restore_stateful(
         if any(item is each for each in keep):
             continue
         try:
-            item.load_state_dict(_own(state["state"], item.state_dict()))
+            item.load_state_dict(copy.deepcopy(state["state"]))  # it may keep it
         except Exception as error:  # of the object's own code
             raise StoreError(
                 f"stateful[{index}] (a {type(item).__name__}) refused the state that the store "
                 f"holds of it: {error}. Make it with the settings that it was saved with"
             ) from error
-
-
-def _own(saved: Any, live: Any) -> Any:
-    """Return a copy for an object to keep, with the kinds of dict that it has now."""
-    if isinstance(saved, torch.Tensor):
-        return saved.clone()
-    if isinstance(saved, list | tuple):
-        others = live if isinstance(live, list | tuple) and len(live) == len(saved) else ()
-        items = [_own(v, others[i] if others else None) for i, v in enumerate(saved)]
-        return tuple(items) if isinstance(saved, tuple) else items
-    if isinstance(saved, dict):
-        of_live = live if isinstance(live, dict) else {}
-        copy = {key: _own(value, of_live.get(key)) for key, value in saved.items()}
-        # MultiStepLR counts in a Counter, whose methods it calls.
-        return type(live)(copy) if type(live) in (Counter, OrderedDict) else copy
-    return saved
 
 
 def _twice(items: Sequence[Any]) -> int | None:

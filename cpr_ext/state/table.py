@@ -31,6 +31,8 @@ _NO_ROWS = (
 _KNOWN = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
+#: An optimizer, and the one of its parameter groups that has a weight.
+Owner = tuple[torch.optim.Optimizer, dict[str, Any]]
 Assigning = Callable[["Table", torch.Tensor], AbstractContextManager[None]]
 
 
@@ -92,8 +94,6 @@ class Table:
         part: the part of a larger table that this is, if other processes hold the rest.
         keys: (num_embeddings,) int64, the id that each row belongs to now, or
             :class:`cpr_ext.SlotKeys`. None: row i belongs to id i, always.
-        is_trusted: passes of the scrub have shown that its optimizer, which is not known, leaves
-            rows without a gradient alone. None: and later one has shown that it does not.
     """
 
     name: str
@@ -103,7 +103,6 @@ class Table:
     lookups: LookupSource | None = None
     part: TablePart | None = None
     keys: torch.Tensor | SlotKeys | None = None
-    is_trusted: bool | None = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         shape = tuple(self.weight.shape)
@@ -129,6 +128,7 @@ class Table:
                 "tables by rows"
             )
         self._form = (self.weight.shape, self.weight.dtype)
+        self._known_group: dict[str, Any] | None = None
 
     @property
     def num_embeddings(self) -> int:
@@ -233,43 +233,41 @@ class Table:
     def _group(self) -> dict[str, Any] | None:
         if self.optimizer is None:
             return None
-        for group in self.optimizer.param_groups:
-            if any(parameter is self.weight for parameter in group["params"]):
-                return group
-        return None
+        groups, known = self.optimizer.param_groups, self._known_group
+        if known is None or not any(group is known for group in groups):
+            has_it = (g for g in groups if any(p is self.weight for p in g["params"]))
+            known = self._known_group = next(has_it, None)
+        return known
+
+    def note_owner(self, owner: Owner | None) -> None:
+        """Note which optimizer updates the weight, and by which of its parameter groups."""
+        self.optimizer, self._known_group = owner or (None, None)
 
     def updates_only_looked_up_rows(self) -> bool:
         """Return whether a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables
-        "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows
-        until they have earned trust.
+        "not looked up" does not mean "not changed". Optimizers that are not known are taken to
+        move all rows, unless they have the attribute ``updates_only_looked_up_rows = True``.
         """
         group = self._group()
         if self.optimizer is None or group is None:
             return True  # it was frozen: nothing updates it
-        if _decays(group):
-            return False
-        return self.is_known() or bool(self.is_trusted)
-
-    def is_known(self) -> bool:
-        """Return whether its optimizer is known to leave rows without a gradient alone.
-
-        Momentum and weight decay are not looked at. A subclass may do anything in its step.
-        """
-        says_so = getattr(self.optimizer, "updates_only_looked_up_rows", False)
-        return type(self.optimizer) in _KNOWN or bool(says_so)
-
-    def may_earn_trust(self) -> bool:
-        """Return whether it is not known if the optimizer moves rows without a gradient."""
-        group = self._group()
-        if group is None or _decays(group) or self.updates_only_looked_up_rows():
-            return False
-        is_of_torch = type(self.optimizer).__module__.startswith("torch.optim.")
-        return self.is_trusted is not None and not is_of_torch
+        return _is_known(self.optimizer) and not _decays(group)
 
 
-def _decays(group: dict[str, Any]) -> bool:
+def may_move_rows(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step may change rows without a gradient, of some table."""
+    return not _is_known(optimizer) or any(map(_decays, optimizer.param_groups))
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    # A subclass may do anything in its step.
+    says_so = getattr(optimizer, "updates_only_looked_up_rows", False)
+    return type(optimizer) in _KNOWN or bool(says_so)
+
+
+def _decays(group: Mapping[str, Any]) -> bool:
     return bool(group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0)
 
 
@@ -286,7 +284,7 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
     Raises:
         UsageError: a table without rows, or one whose weight two optimizers update.
     """
-    owners = optimizers_by_parameter(optimizers)
+    owners = owners_by_parameter(optimizers)
     tables: dict[int, Table] = {}
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -300,7 +298,8 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
         if (known := tables.get(id(module.weight))) is not None:
             known.modules.append(module)
             continue
-        table = Table(name or "embedding", module.weight, owners.get(id(module.weight)), [module])
+        table = Table(name or "embedding", module.weight, modules=[module])
+        table.note_owner(owners.get(id(module.weight)))
         tables[id(module.weight)] = table
     return list(tables.values())
 
@@ -324,7 +323,7 @@ def register_tables(
                     'such as tables={"items": model.items}'
                 )
         return list(named)
-    owners = optimizers_by_parameter(optimizers)
+    owners = owners_by_parameter(optimizers)
     tables = []
     for name, given in named.items():
         weight = given.weight if isinstance(given, nn.Module) else given
@@ -333,19 +332,18 @@ def register_tables(
                 f"table {name!r} is a {type(given).__name__}; needed: tensor or module"
             )
         modules = [given] if isinstance(given, nn.Module) else []
-        tables.append(Table(name, weight, owners.get(id(weight)), modules))
+        tables.append(Table(name, weight, modules=modules))
+        tables[-1].note_owner(owners.get(id(weight)))
     return tables
 
 
-def optimizers_by_parameter(
-    optimizers: Iterable[torch.optim.Optimizer],
-) -> dict[int, torch.optim.Optimizer]:
-    """Return the optimizer of each parameter, by ``id(parameter)``."""
-    owners: dict[int, torch.optim.Optimizer] = {}
+def owners_by_parameter(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Owner]:
+    """Return the optimizer of each parameter, and its group there, by ``id(parameter)``."""
+    owners: dict[int, Owner] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if owners.setdefault(id(parameter), optimizer) is not optimizer:
+                if owners.setdefault(id(parameter), (optimizer, group))[0] is not optimizer:
                     raise UsageError(
                         f"a parameter of shape {tuple(parameter.shape)} is updated by two "
                         "optimizers; give each parameter to one"
@@ -369,3 +367,55 @@ def prioritized_tables(tables: Sequence[Table]) -> list[Table]:
         chosen.append(table)
         held += table.num_embeddings
     return chosen
+
+
+def find_table(tables: Sequence[Table], name: str) -> Table:
+    """Return the table of a name; raises UsageError that lists those that are."""
+    for table in tables:
+        if table.name == name:
+            return table
+    names = ", ".join(table.name for table in tables)
+    raise UsageError(f"no table {name!r}; there are: {names}")
+
+
+def as_rows(table: Table, row_ids: torch.Tensor) -> torch.Tensor:
+    """Return a copy (n,) int64 of row ids, on the device; raises UsageError for other ones."""
+    if not isinstance(row_ids, torch.Tensor) or row_ids.dtype not in (torch.int32, torch.int64):
+        raise UsageError(
+            f"table {table.name!r}: rows are {getattr(row_ids, 'dtype', type(row_ids).__name__)}; "
+            "needed: an int32 or int64 tensor"
+        )
+    one_piece = torch.contiguous_format
+    rows = row_ids.to(table.weight.device, torch.int64, copy=True, memory_format=one_piece)
+    rows = rows.reshape(-1)  # a copy, as the block may write to the given tensor
+    low, high = (int(bound) for bound in rows.aminmax()) if rows.numel() else (0, 0)
+    if not 0 <= low <= high < table.num_embeddings:
+        raise UsageError(
+            f"table {table.name!r} has {table.num_embeddings} rows; given: {low} to {high}"
+        )
+    return rows
+
+
+def refuse_cached_rows(model: nn.Module, tables: Sequence[Table]) -> None:
+    """Raise UsageError if a module of the model caches rows of a table.
+
+    FBGEMM's TBE does so with ``EmbeddingLocation.MANAGED_CACHING``: rows reach the table only by
+    its ``flush()``.
+    """
+    for module_name, module in model.named_modules():
+        cached = _cached_memory(module)
+        for table in tables:
+            if cached is not None and table.weight.untyped_storage().data_ptr() == cached:
+                raise UsageError(
+                    f"table {table.name!r}: {type(module).__name__} {module_name!r} caches its "
+                    "rows, so that older values would be saved. Place it with "
+                    "EmbeddingLocation.DEVICE, or HOST, instead of MANAGED_CACHING"
+                )
+
+
+def _cached_memory(module: nn.Module) -> int | None:
+    """Return the address of the table memory of which a module caches rows, if it does."""
+    cache, memory = (getattr(module, name, None) for name in ("lxu_cache_weights", "weights_uvm"))
+    if not (isinstance(cache, torch.Tensor) and isinstance(memory, torch.Tensor)):
+        return None
+    return memory.untyped_storage().data_ptr() if cache.numel() and memory.numel() else None

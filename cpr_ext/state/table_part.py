@@ -74,7 +74,7 @@ class TablePart:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what STORE.json keeps of it."""
+        """Return what a manifest keeps of it."""
         return {
             "table": self.table,
             "rows": list(self.rows),

@@ -1,1 +1,1 @@
-"""The files of a store: written, read, merged and removed."""
+"""The files of a store: written, read and removed."""

@@ -29,13 +29,9 @@ class CommitThread:
     """Commits snapshots, and makes other changes of manifests, in the order handed over.
 
     Its thread ends with :meth:`close`, or after the last change once nothing else refers to it.
-
-    Attributes:
-        after_change: called on its thread after each change; None: nothing is.
     """
 
     def __init__(self) -> None:
-        self.after_change: Callable[[], None] | None = None
         # A change keeps its committer alive, the waiting thread does not.
         self._queue: _Queue = queue.SimpleQueue()
         self._idle: _Idle = []
@@ -98,8 +94,6 @@ def _serve(changes: _Queue, idle: _Idle) -> None:
         committer, change = item
         try:
             change()
-            if committer.after_change is not None:
-                committer.after_change()
         except Exception:  # a bug, which must not end the thread that others wait for
             logger.exception("a change of the store failed")
         del item, committer, change  # while it waits it keeps nothing alive

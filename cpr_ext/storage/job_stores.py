@@ -14,13 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import StoreError
-from cpr_ext.storage.file_names import (
-    STORE_COPY_FILE,
-    STORE_FILE,
-    parse_shard_name,
-    parse_worker_name,
-    worker_name,
-)
+from cpr_ext.storage.file_names import MANIFEST_FILE, is_store, parse_worker_name, worker_name
 from cpr_ext.storage.retries import exists, list_directory
 
 _MOST_MISSING = 10_000  # a name may tell any number
@@ -103,8 +97,9 @@ def find_stores(
     if world_size is not None or not others:
         what = "worker-...-of-... in it" if world_size is not None else "directory in it is one"
         raise StoreError(
-            f"'{directory}' is not a cpr_ext store (it has no {STORE_FILE}), and no {what}; name a "
-            "store, or the directory that holds the stores of all workers (links are not followed)"
+            f"'{directory}' is not a cpr_ext store (it has no {MANIFEST_FILE}), and no {what}; "
+            "name a store, or the directory that holds the stores of all workers (links are not "
+            "followed)"
         )
     return JobStores(directory, tuple(sorted(others, key=_natural)))
 
@@ -137,10 +132,7 @@ def _of_workers(
 
 def _is_store(entries: Sequence[Path]) -> bool:
     """Return whether there is a store, also a damaged one of which something is left."""
-    names = {entry.name for entry in entries}
-    return bool(names & {STORE_FILE, STORE_COPY_FILE}) or any(
-        parse_shard_name(name) is not None for name in names
-    )
+    return is_store(entry.name for entry in entries)
 
 
 def _is_directory(path: Path) -> bool:

@@ -1,18 +1,14 @@
-"""The lock of a directory: its holder alone writes there.
-
-It is an advisory lock (``flock``) on a file in the directory. So it also proves that a path still
-leads to the directory that was locked.
-"""
+"""Locks of a store's directory, held by its one writer, and leases, held by its readers."""
 
 from __future__ import annotations
 
 import fcntl
 import gc
 import os
-import stat
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cpr_ext.errors import StoreError
@@ -23,7 +19,7 @@ from cpr_ext.storage.filesystem import open_regular, storage_error
 # Between two looks at a lock whose holder has not written its number yet, or may give it back.
 _PAUSE_SECONDS = 0.03
 _LOOKS = 10
-_OWN_SECONDS = 2.0  # a disk may take as long to end the last write of a merge
+_OWN_SECONDS = 2.0  # a disk may take as long to end the last write of a snapshot
 # A lock file that is removed and made again while it is being locked is tried so often.
 _TRIES = 10
 
@@ -38,9 +34,7 @@ class DirectoryLock:
         path: the lock file; absolute if ``directory`` is.
 
     Args:
-        directory: which exists.
-        may_be_link: the directory may come to be reached through a symbolic link later, as that of
-            a whole store may.
+        directory: which exists; it may come to be reached through a symbolic link later.
 
     Raises:
         StoreError: somebody else has it; names the process.
@@ -48,9 +42,8 @@ class DirectoryLock:
         OSError: the operating system refused.
     """
 
-    def __init__(self, directory: Path, *, may_be_link: bool = True) -> None:
+    def __init__(self, directory: Path) -> None:
         self.path = directory / LOCK_FILE
-        self._may_be_link = may_be_link
         self._creator = Creator()
         self._descriptor, self._status = _take(self.path)
         # Not at exit: threads may still write then, and the system gives the lock back.
@@ -70,25 +63,12 @@ class DirectoryLock:
         directory = self.path.parent
         if not self._finalizer.alive:
             raise StoreError(f"'{directory}' is closed; its lock was given back")
-        try:
-            is_there = os.path.samestat(os.lstat(self.path), self._status)
-            is_link = not self._may_be_link and stat.S_ISLNK(os.lstat(directory).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            is_there = is_link = False
-        except OSError as error:
-            raise storage_error("look for", self.path, error) from error
-        if not is_there:
-            raise StoreError(
-                f"'{directory}' was moved, removed or replaced after this process had opened it "
-                f"(its {LOCK_FILE} is another or none). Nothing more is written there, because "
-                "another process may. Put the directory back, or start again with its new path"
-            )
-        if is_link:
-            raise StoreError(
-                f"'{directory}' was replaced by a symbolic link after this process had opened it. "
-                "Nothing more is written there, because links inside a store are not followed when "
-                "it is read. Put the directory itself back"
-            )
+        require_same(
+            self.path,
+            self._status,
+            f"'{directory}' was moved, removed or replaced after this process had opened it (its "
+            f"{LOCK_FILE} is another or none)",
+        )
 
     def close(self) -> None:
         """Give the lock back; closing twice is fine.
@@ -103,6 +83,25 @@ class DirectoryLock:
         """Close what a forked child has inherited, so that the lock ends with the parent."""
         if self._finalizer.detach() is not None:
             _close_quietly(self._descriptor)
+
+
+def require_same(path: Path, status: os.stat_result, otherwise: str) -> None:
+    """Raise StoreError unless ``path`` leads, without a link, to the file or directory of a status.
+
+    Raises:
+        StorageError: the operating system does not say.
+    """
+    try:
+        is_same = os.path.samestat(os.lstat(path), status)
+    except (FileNotFoundError, NotADirectoryError):
+        is_same = False
+    except OSError as error:
+        raise storage_error("look for", path, error) from error
+    if not is_same:
+        raise StoreError(
+            f"{otherwise}. Nothing more is written there, because another process may. Put the "
+            "directory back, or start again with its new path"
+        )
 
 
 def _close_quietly(descriptor: int) -> None:
@@ -199,3 +198,52 @@ def _describe(holder: int | None) -> str:
             "choose another directory"
         )
     return f"process {holder}; end it, or choose another directory"
+
+
+# How long the removal of a file waits for readers.
+WAIT_SECONDS = 600.0
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LEASE_TRIES = 20  # a writer that asks holds the lock for some microseconds
+
+
+@contextmanager
+def reader_lease(store: Path) -> Iterator[None]:
+    """Keep writers from removing files of the store in the block, for a bounded time.
+
+    Where no lock is to be had it goes without.
+    """
+    descriptor = -1
+    with suppress(OSError):
+        descriptor = os.open(store, _DIRECTORY)
+        _lock_shared(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _lock_shared(descriptor: int) -> None:
+    for _ in range(_LEASE_TRIES):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.001)
+    return None
+
+
+def has_readers(store: Path) -> bool:
+    """Return whether a reader holds a lease; False also if the system does not report it."""
+    try:
+        descriptor = os.open(store, _DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,38 +1,174 @@
-"""The manifest: what is committed in one directory, replaced as a whole by one atomic rename."""
+"""The manifest: all that is committed in a store, replaced as a whole by one atomic rename.
+
+Everything in it comes from a file that may be untrusted. :meth:`Manifest.from_content` is the one
+gate: whatever does not make a store is a ``DamageError`` there, also for ``cpr repair``.
+"""
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Mapping
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import chain, pairwise
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.errors import DamageError
-from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.state.position import is_count
-from cpr_ext.storage import leases
-from cpr_ext.storage.backup_notes import noted_backups
-from cpr_ext.storage.checksummed_json import REPAIR_HINT, read_checksummed, write_checksummed
-from cpr_ext.storage.file_names import (
-    DENSE_DIRECTORY,
-    MANIFEST_FILE,
-    STORE_FILE,
-    TEMPORARY_SUFFIX,
-    Kind,
-    parse_segment_name,
-)
-from cpr_ext.storage.filesystem import require_directory, sync_directory
-from cpr_ext.storage.lineage import NO_ID, commit_after, is_id, split_ids
-from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.retries import list_directory, retrying
+import torch
 
-logger = logger_of("saving")
+from cpr_ext.errors import DamageError, UsageError
+from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
+from cpr_ext.state.position import is_count
+from cpr_ext.state.slot_keys import KEY, is_key_array
+from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.checksummed_json import (
+    FREE_BYTES,
+    REPAIR_HINT,
+    read_checksummed,
+    serialize_document,
+    write_checksummed,
+)
+from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE, Kind, segment_name
+from cpr_ext.storage.ids import is_id, new_id, split_ids
+
+_MAX_ROWS = 2**48
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table of a store: weight (num_embeddings, embedding_dim) of ``dtype``.
+
+    ``part`` is what of a larger table it is, if other stores hold the rest. ``keys`` are the
+    arrays that say which id each row belongs to; none: row i belongs to id i.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    dtype: torch.dtype
+    part: TablePart | None = None
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: Table) -> StoredTable:
+        """Return what a store records of a live table."""
+        return cls(
+            table.name,
+            table.num_embeddings,
+            table.embedding_dim,
+            table.weight.dtype,
+            table.part,
+            () if table.slots is None else tuple(sorted(table.slots.arrays())),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values, without the name."""
+        described: dict[str, Any] = {
+            "num_embeddings": self.num_embeddings,
+            "embedding_dim": self.embedding_dim,
+            "dtype": DTYPE_NAMES[self.dtype],
+        }
+        if self.keys:
+            described["keys"] = list(self.keys)
+        return described | ({"part": self.part.to_json()} if self.part is not None else {})
+
+    @classmethod
+    def from_json(cls, name: str, table: Any) -> StoredTable:
+        """Invert :meth:`to_json`; raises ValueError, or what comes of other types."""
+        shape = (_count(table["num_embeddings"]), _count(table["embedding_dim"]))
+        part = TablePart.from_json(table["part"]) if "part" in table else None
+        if part is not None and part.shape != shape:
+            raise ValueError(
+                f"table {name!r:.100} of shape {shape} is a part of shape {part.shape}"
+            )
+        keys = tuple(map(str, table.get("keys", ())))
+        if keys and (KEY not in keys or not all(map(is_key_array, keys))):
+            raise ValueError(f"table {name!r:.100} has keys {keys!r:.100}")
+        return cls(name, *shape, DTYPES[table["dtype"]], part, keys)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """The tables of a store by name, and the number of its shards."""
+
+    num_shards: int
+    tables: Mapping[str, StoredTable]
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], num_shards: int) -> StoredModel:
+        """Return what a store records of live tables."""
+        return cls(num_shards, {table.name: StoredTable.of(table) for table in tables})
+
+    @cached_property
+    def text(self) -> str:
+        """It as JSON."""
+        tables = {name: table.to_json() for name, table in self.tables.items()}
+        return json.dumps({"num_shards": self.num_shards, "tables": tables}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, value: Any) -> StoredModel:
+        """Invert :attr:`text`, parsed; raises ValueError, or what comes of other types."""
+        tables = {name: StoredTable.from_json(name, t) for name, t in value["tables"].items()}
+        return cls(_count(value["num_shards"]), tables)
+
+    @cached_property
+    def has_rows(self) -> tuple[bool, ...]:
+        """Of each shard, whether it has any rows."""
+        return tuple(
+            any(begin < end for begin, end in ranges.values()) for ranges in self._row_ranges
+        )
+
+    def table(self, name: str) -> StoredTable:
+        """Return the table of a name.
+
+        Raises:
+            UsageError: there is none; the message lists those that are.
+        """
+        if name not in self.tables:
+            raise UsageError(f"no table '{name}'; there are: {', '.join(sorted(self.tables))}")
+        return self.tables[name]
+
+    def row_range(self, table: str, shard: int) -> tuple[int, int]:
+        """Return rows [begin, end) of a table that a shard holds; may be empty."""
+        return shard_row_range(self.tables[table].num_embeddings, shard, self.num_shards)
+
+    def row_ranges(self, shard: int) -> Mapping[str, tuple[int, int]]:
+        """Return rows [begin, end) that a shard holds, by table."""
+        return self._row_ranges[shard]
+
+    @cached_property
+    def _row_ranges(self) -> tuple[dict[str, tuple[int, int]], ...]:
+        return tuple(
+            {name: self.row_range(name, shard) for name in self.tables}
+            for shard in range(self.num_shards)
+        )
+
+    def differences(self, live: StoredModel) -> list[str]:
+        """Return what a live model has otherwise, one sentence each."""
+        old, new = self.tables, live.tables
+        found = [f"table '{name}' is not in the model" for name in old.keys() - new]
+        found += [f"table '{name}' is not in the store" for name in new.keys() - old]
+        for name in sorted(old.keys() & new.keys()):
+            stored, wanted = old[name].to_json(), new[name].to_json()
+            for key in sorted(stored.keys() | wanted.keys()):
+                if (theirs := wanted.get(key)) != (ours := stored.get(key)):
+                    found.append(f"table '{name}' has {key} {ours}, the model {theirs}")
+        if self.num_shards != live.num_shards:
+            found.append(f"it has {self.num_shards} shards, not {live.num_shards}")
+        return sorted(found)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MAX_ROWS:
+        raise ValueError(f"{value!r:.100} is not a count")
+    return value
+
 
 FORMAT_NAME = "cpr_ext.manifest"
+MAX_SEGMENT_BYTES = 1 << 50  # as in csrc/pipeline/segment_plan.h
 # So many commits before the newest are listed: which a copy may be of, and still be continued.
 ANCESTORS_KEPT = 512
 
@@ -42,26 +178,21 @@ class SegmentRecord:
     """What a manifest says of one segment.
 
     Attributes:
-        file: name inside the manifest's directory; never a path.
-        kind: ``base`` (all rows of the shard), ``partial`` (selected rows), ``merged`` (the rows of
-            several partial ones) or ``dense``.
+        kind: ``base`` (all rows of the shard), ``partial`` (selected rows) or ``dense``.
+        shard: whose rows it holds; None: of a dense part.
         snapshot: number of the snapshot; newer ones are higher.
+        id: of the snapshot, which no other has, in this or in any other store.
         first_step, last_step: the steps at which its rows were captured.
         num_samples: samples trained when the last of them was captured.
         file_bytes, header_bytes, header_crc32c: how to read and check it.
         is_complete: dense only. The snapshots up to this one contain every row of every shard with
             its value at ``last_step``: a full-recovery point.
-        is_proven: dense only. It is complete, and two proofs have confirmed that since: see
-            ``SnapshotHandle.is_proven``.
-        chain_before, chain: of the directory, before it and after it; see
-            :mod:`cpr_ext.storage.lineage`. A merged segment has the chain of its newest source.
-        shards: dense only. The chain of each shard when it was committed.
-        is_mixed: dense only. A repair found no committed state: rows are of other commits.
     """
 
-    file: str
     kind: Kind
+    shard: int | None
     snapshot: int
+    id: str
     first_step: int
     last_step: int
     num_samples: int
@@ -69,243 +200,239 @@ class SegmentRecord:
     header_bytes: int
     header_crc32c: int
     is_complete: bool = False
-    chain_before: str = NO_ID
-    chain: str = NO_ID
-    shards: tuple[str, ...] = ()
-    is_mixed: bool = False
-    is_proven: bool = False
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def file(self) -> str:
+        """Its file's name; never a path."""
+        return segment_name(self.snapshot, self.kind, self.shard)
+
+    @cached_property
+    def text(self) -> str:
+        """It as JSON."""
+        shard = "null" if self.shard is None else self.shard
+        flag = ',"is_complete":true' if self.is_complete else ""
+        counts = "".join(f',"{name}":{getattr(self, name)}' for name in _COUNTS)
+        return f'{{"kind":"{self.kind}","shard":{shard},"id":"{self.id}"{counts}{flag}}}'
+
+    @classmethod
+    def from_json(cls, value: Any) -> SegmentRecord:
+        """Invert :attr:`text`, parsed; raises ValueError, or TypeError for other fields."""
+        record = cls(**value)
         for name in _COUNTS:
-            if not is_count(value := getattr(self, name)):
-                raise ValueError(f"{name} is {value!r:.100}")
-        object.__setattr__(self, "shards", tuple(self.shards))
-        ids = (self.chain_before, self.chain, *self.shards)
-        if not all(value == NO_ID or is_id(value) for value in ids):
-            raise ValueError("a chain is no chain")
-        flags = (self.is_complete, self.is_mixed, self.is_proven)
-        if not isinstance(self.file, str) or any(type(flag) is not bool for flag in flags):
-            raise ValueError("a field has another type")
-        if parse_segment_name(self.file) != (self.snapshot, self.kind):
-            raise ValueError(f"{self.file!r:.100} does not name segment {self.snapshot}")
+            if not is_count(count := getattr(record, name)):
+                raise ValueError(f"{name} is {count!r:.100}")
+        if record.file_bytes > MAX_SEGMENT_BYTES:
+            raise ValueError(f"file_bytes is {record.file_bytes}, of at most {MAX_SEGMENT_BYTES}")
+        if record.shard is not None and not is_count(record.shard):
+            raise ValueError(f"shard is {record.shard!r:.100}")
+        if not is_id(record.id) or type(record.is_complete) is not bool:
+            raise ValueError("a field of a segment has another type")
+        if record.first_step > record.last_step:
+            raise ValueError(f"a segment ends at step {record.last_step}, before its first")
+        return record
 
 
-_COUNTS = (
-    *("snapshot", "first_step", "last_step", "num_samples"),
-    *("file_bytes", "header_bytes", "header_crc32c"),
+_COUNTS = tuple(
+    field.name
+    for field in fields(SegmentRecord)
+    if field.name not in ("kind", "shard", "id", "is_complete")
 )
+Records = tuple[SegmentRecord, ...]
 
 
+@dataclass(frozen=True)
 class Manifest:
-    """The live segments of one directory, oldest first, and what it knows of its neighbours.
+    """One committed state of a store.
 
     Attributes:
-        segments: the live ones.
-        store_id: identity of the store, with which its chain begins.
-        generation: counts the commits of this manifest; 0: none yet.
-        commit_id: the commit that it is of; the store's identity: none yet.
-        ancestors: commits before it, oldest first; of the dense directory, so many as are kept.
-        pinned: commits that stay among them: what a copy in object storage is of. So do those that
-            backups hold.
-        seen: the generation that other manifests of the store had at least, by directory name,
-            when this one was committed. One that is older than that has been replaced.
-        highest_left_over: the number of a segment that no manifest names and that cannot be
-            removed; 0: there is none.
-        is_in_doubt: the last commit failed, perhaps after it had reached the disk.
-        is_recorded: there is a manifest file; False: nothing was ever committed here.
+        store_id: identity of the store.
+        model: its tables.
+        commit_id: identity of this state; no other has it.
+        ancestors: commits before it, oldest first, so many as are kept.
+        dense: dense parts, oldest first: each is a snapshot, committed as a whole.
+        shards: segments of each shard, oldest first.
+    """
 
-    Args:
-        lock: of the directory; without it nothing may be committed while others may write.
-        store_id: of the store; None: that of the file.
+    store_id: str
+    model: StoredModel
+    commit_id: str
+    ancestors: tuple[str, ...]
+    dense: Records
+    shards: tuple[Records, ...]
+
+    @classmethod
+    def new(cls, model: StoredModel) -> Manifest:
+        """Return that of a new store."""
+        identity = new_id()
+        return cls(identity, model, identity, (), (), ((),) * model.num_shards)
+
+    @classmethod
+    def from_content(cls, content: Any, place: str) -> Manifest:
+        """Return what a document of ``place`` says.
+
+        Raises:
+            DamageError: it does not make a store.
+        """
+        try:
+            manifest = cls(
+                content["store_id"],
+                StoredModel.from_json(content["model"]),
+                content["commit_id"],
+                split_ids(content["ancestors"]),
+                tuple(map(SegmentRecord.from_json, content["dense"])),
+                tuple(tuple(map(SegmentRecord.from_json, of)) for of in content["shards"]),
+            )
+            manifest._check()
+        except Exception as error:  # of whatever a document may hold
+            raise DamageError(f"{place}: {error!r:.300}{REPAIR_HINT}") from error
+        return manifest
+
+    @classmethod
+    def from_text(cls, text: str, place: str) -> Manifest:
+        """Invert :attr:`text`; raises DamageError."""
+        return cls.from_content(json.loads(text), place)
+
+    def _check(self) -> None:
+        """Raise ValueError unless the parts fit together."""
+        if not all(map(is_id, (self.store_id, self.commit_id, *self.ancestors))):
+            raise ValueError("an identity is none")
+        if len(self.shards) != self.model.num_shards:
+            raise ValueError(f"{len(self.shards)} shards, its tables have {self.model.num_shards}")
+        for shard, records in enumerate((self.dense, *self.shards), -1):
+            kinds = ("dense",) if shard < 0 else ("base", "partial")
+            place = None if shard < 0 else shard
+            if any(r.kind not in kinds or r.shard != place for r in records):
+                raise ValueError(f"a segment is in the place of {kinds} of shard {place}")
+            if any(newer.snapshot <= older.snapshot for older, newer in pairwise(records)):
+                raise ValueError("its snapshots do not ascend")
+        ids: dict[int, str] = {}
+        if any(ids.setdefault(r.snapshot, r.id) != r.id for r in self.records()):
+            raise ValueError("segments of one snapshot are of two")
+        newest = self.dense[-1].snapshot if self.dense else 0
+        for shard, records in enumerate(self.shards):
+            if records and records[-1].snapshot > newest:
+                raise ValueError(f"a segment of shard {shard} is of no snapshot")
+            bases = [r.snapshot for r in records if r.kind == "base"]
+            if self.dense and self.model.has_rows[shard]:
+                oldest = self.dense[0].snapshot
+                if not bases or bases[0] > oldest:
+                    raise ValueError(f"shard {shard} has no base of snapshot {oldest} or before")
+
+    def require_room(self, limit: int, place: Path) -> None:
+        """Raise DamageError if a number is so high that little can be counted on from it."""
+        counts = (max(r.snapshot, r.last_step, r.num_samples) for r in self.records())
+        if (highest := max(counts, default=0)) > limit:
+            raise DamageError(f"{place}: it counts to {highest}; no training gets beyond {limit}")
+
+    def records(self) -> Iterator[SegmentRecord]:
+        """Yield every segment."""
+        yield from self.dense
+        for records in self.shards:
+            yield from records
+
+    @property
+    def newest(self) -> SegmentRecord | None:
+        """The newest snapshot; None: there is none."""
+        return self.dense[-1] if self.dense else None
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of all segments."""
+        return sum(record.file_bytes for record in self.records())
+
+    def at(self, shard: int, snapshot: int) -> Records:
+        """Return the segments of a shard that make its state at ``snapshot``, oldest first.
+
+        They begin with the newest base; what is older than that can only serve as a fallback.
+        """
+        records = self.shards[shard]
+        end = bisect_right(records, snapshot, key=lambda record: record.snapshot)
+        bases = [index for index in range(end) if records[index].kind == "base"]
+        return records[bases[-1] if bases else 0 : end]
+
+    def descends_from(self, commit_id: str) -> bool:
+        """Return whether this state is known to follow from a commit, or is of it."""
+        return commit_id == self.commit_id or commit_id in self.ancestors
+
+    def next(
+        self,
+        dense: Records,
+        shards: Sequence[Records],
+        *,
+        commit_id: str = "",
+        pinned: frozenset[str] = frozenset(),
+    ) -> Manifest:
+        """Return a state that follows this one.
+
+        Args:
+            commit_id: its identity; empty: a new one.
+            pinned: ancestors that stay, however old.
+        """
+        known = (*self.ancestors, self.commit_id)
+        older = tuple(commit for commit in known[:-ANCESTORS_KEPT] if commit in pinned)
+        ancestors = (*older, *known[-ANCESTORS_KEPT:])
+        return replace(
+            self,
+            commit_id=commit_id or new_id(),
+            ancestors=ancestors,
+            dense=dense,
+            shards=tuple(shards),
+        )
+
+    @property
+    def text(self) -> str:
+        """It as JSON."""
+        shards = ",\n".join(_listed(records) for records in self.shards)
+        return (
+            f'{{"store_id":"{self.store_id}",\n"commit_id":"{self.commit_id}",\n'
+            f'"ancestors":"{"".join(self.ancestors)}",\n"model":{self.model.text},\n'
+            f'"dense":{_listed(self.dense)},\n"shards":[{shards}]}}'
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the document."""
+        return serialize_document(FORMAT_NAME, self.text)
+
+
+def _listed(records: Records) -> str:
+    return "[" + ",\n".join(record.text for record in records) + "]"
+
+
+def older_than_previous(store: Path, manifest: Manifest) -> str | None:
+    """Return what is wrong if ``MANIFEST.prev`` follows from the manifest; None: it does not.
+
+    The manifest was replaced by an older copy then. Nobody may write to the store meanwhile.
+    """
+    with suppress(DamageError):  # of the one before; the next commit writes it again
+        previous = read_manifest(store, PREVIOUS_FILE)
+        if previous is not None and manifest.commit_id in previous.ancestors:
+            return (
+                f"{store / MANIFEST_FILE} is older than {PREVIOUS_FILE}: it was replaced by an "
+                f"older copy. Put the whole store back from one copy{REPAIR_HINT}"
+            )
+    return None
+
+
+def write_manifest(store: Path, manifest: Manifest) -> None:
+    """Make ``manifest`` that of a store, durably; the one before stays as ``MANIFEST.prev``.
 
     Raises:
-        DamageError: the file is not what was committed in this directory of this store.
+        StorageError: the operating system refused. The old one is intact, unless only the directory
+            could not be synced.
+    """
+    path = store / MANIFEST_FILE
+    write_checksummed(path, FORMAT_NAME, manifest.text, previous=store / PREVIOUS_FILE)
+
+
+def read_manifest(
+    store: Path, file: str = MANIFEST_FILE, *, free_bytes: int = FREE_BYTES
+) -> Manifest | None:
+    """Return the manifest of a store; None: there is none.
+
+    Raises:
+        DamageError: it is not what was committed.
         StoreError: it has a format version not known here.
         StorageError: the operating system refused to read.
     """
-
-    def __init__(
-        self, directory: Path, lock: DirectoryLock | None = None, store_id: str | None = None
-    ) -> None:
-        self._begin(directory, store_id or NO_ID, lock)
-        path = directory / MANIFEST_FILE
-        try:
-            retrying(directory, lambda: require_directory(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        content = read_checksummed(path, FORMAT_NAME)
-        if content is None:
-            return
-        self.is_recorded = True
-        try:
-            self._take(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(f"{path}: {error}") from error
-        if store_id is not None and self.store_id != store_id:
-            identity = directory.parent / STORE_FILE
-            raise DamageError(f"{path}: it is of another store than {identity}{REPAIR_HINT}")
-
-    @classmethod
-    def rebuilt(cls, directory: Path, generation: int, store_id: str) -> Manifest:
-        """Return a manifest without segments for a directory whose file is of no use.
-
-        Args:
-            generation: the highest that the file, or any other manifest, records for it.
-        """
-        manifest = cls.__new__(cls)
-        manifest._begin(directory, store_id)
-        manifest.generation = manifest._highest_tried = generation
-        return manifest
-
-    def _begin(self, directory: Path, store_id: str, lock: DirectoryLock | None = None) -> None:
-        self.directory = directory
-        self.store_id = self.commit_id = store_id
-        self._lock = lock
-        self.ancestors: tuple[str, ...] = ()
-        self.pinned: frozenset[str] = frozenset()
-        self.segments: tuple[SegmentRecord, ...] = ()
-        self.generation = 0
-        self.seen: Mapping[str, int] = {}
-        self.is_in_doubt = False
-        self.highest_left_over = 0
-        self.is_recorded = False
-        self._highest_tried = 0
-        self._to_remove: dict[str, float] = {}  # until when it waits for readers
-
-    @property
-    def chain(self) -> str:
-        """The chain of the directory: of its newest segment."""
-        return self.segments[-1].chain if self.segments else self.store_id
-
-    def descends_from(self, commit_id: str) -> bool:
-        """Return whether this manifest is known to follow from a commit, or is of it."""
-        return commit_id == self.commit_id or commit_id in self.ancestors
-
-    def _take(self, content: dict[str, Any]) -> None:
-        self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
-        numbers = [record.snapshot for record in self.segments]
-        if any(newer <= older for older, newer in pairwise(numbers)):
-            raise ValueError("its snapshots do not ascend")
-        if content["directory"] != self.directory.name:
-            raise ValueError(f"it is the manifest of '{content['directory']!s:.100}'")
-        generation, seen = content["generation"], content["seen"]
-        if not is_count(generation) or not all(is_count(value) for value in seen.values()):
-            raise ValueError("a generation is no number")
-        ancestors = split_ids(content["ancestors"])
-        self.store_id, self.commit_id = str(content["store_id"]), str(content["commit_id"])
-        if not all(map(is_id, (*ancestors, self.commit_id))):
-            raise ValueError("a commit is no commit")
-        self.generation, self.seen, self.ancestors = generation, dict(seen), ancestors
-        self._highest_tried = generation
-
-    def commit(
-        self, segments: tuple[SegmentRecord, ...], seen: Mapping[str, int] | None = None
-    ) -> None:
-        """Make ``segments`` the live ones; once this returns they are, whatever happens next.
-
-        The files of those no longer live are removed afterwards, once nobody reads the store.
-
-        Args:
-            seen: generations of other manifests, each durable already; None: those known before.
-
-        Raises:
-            StorageError: the operating system refused; the old manifest is intact, unless only the
-                directory could not be synced.
-            StoreError: the directory was moved or replaced.
-        """
-        self.require_in_place()
-        # The directory entries of new segment files must be durable before a manifest names them.
-        sync_directory(self.directory)
-        seen = dict(self.seen if seen is None else seen)
-        # A commit that failed may have reached the disk all the same; its number is not used again.
-        self._highest_tried += 1
-        name, listed = self.directory.name, [asdict(record) for record in segments]
-        commit_id = commit_after(self.commit_id, name, listed, secrets.token_hex(16))
-        ancestors = self._ancestors_next()
-        content = {
-            "directory": name,
-            "store_id": self.store_id,
-            "generation": self._highest_tried,
-            "commit_id": commit_id,
-            "ancestors": "".join(ancestors),
-            "seen": seen,
-            "segments": listed,
-        }
-        path = self.directory / MANIFEST_FILE
-        self.is_in_doubt = True
-        write_checksummed(path, FORMAT_NAME, content)
-        self.require_in_place()  # else it was committed elsewhere, or where nobody looks
-        self.is_in_doubt, self.is_recorded = False, True
-        dropped = set(self.segments) - set(segments)
-        self.segments, self.generation, self.seen = segments, self._highest_tried, seen
-        self.commit_id, self.ancestors = commit_id, ancestors
-        until = time.monotonic() + leases.WAIT_SECONDS
-        self._to_remove |= {record.file: until for record in dropped}
-        self.remove_dropped()
-
-    def _ancestors_next(self) -> tuple[str, ...]:
-        """Return the ancestors of the next commit: the newest, and older ones that are pinned."""
-        if self.directory.name != DENSE_DIRECTORY or self.generation == 0:
-            return ()
-        known = (*self.ancestors, self.commit_id)
-        older: tuple[str, ...] = known[:-ANCESTORS_KEPT]
-        if older:
-            pinned = self.pinned | noted_backups(self.directory.parent)
-            older = tuple(commit for commit in older if commit in pinned)
-        return (*older, *known[-ANCESTORS_KEPT:])
-
-    def remove_dropped(self, *, at_once: bool = False) -> None:
-        """Remove the files of segments that are no longer live.
-
-        Args:
-            at_once: also while somebody reads the store; else that waits, for a bounded time.
-        """
-        live = {record.file for record in self.segments}  # a repair writes a file anew
-        waiting = {file: until for file, until in self._to_remove.items() if file not in live}
-        self._to_remove = {}
-        if not waiting:
-            return
-        waits = not at_once and leases.has_readers(self.directory.parent)
-        for file, until in waiting.items():
-            if waits and time.monotonic() < until:
-                self._to_remove[file] = until
-                continue
-            # A file that cannot be removed costs space, not safety; the next open tries again.
-            with suppress(OSError):
-                (self.directory / file).unlink()
-
-    def require_room(self, limit: int) -> None:
-        """Raise DamageError if a number is so high that little can be counted on from it."""
-        records = ((r.snapshot, r.last_step, r.num_samples) for r in self.segments)
-        highest = max((self.generation, *self.seen.values(), *chain.from_iterable(records)))
-        if highest > limit:
-            raise DamageError(
-                f"{self.directory / MANIFEST_FILE}: it counts to {highest}; no training gets "
-                f"beyond {limit}"
-            )
-
-    def require_in_place(self) -> None:
-        """Raise StoreError if the lock says that the directory was moved or replaced."""
-        if self._lock is not None:
-            self._lock.require_in_place()
-
-    def path_of(self, record: SegmentRecord) -> Path:
-        """Return the file of a segment."""
-        return self.directory / record.file
-
-    def remove_unlisted(self) -> None:
-        """Remove segments that no manifest names and temporary files: leavings of a crash.
-
-        One that cannot be removed costs space and a warning; its number is not used again.
-        """
-        live = {record.file for record in self.segments}
-        for path in list_directory(self.directory):
-            parsed = parse_segment_name(path.name)
-            left_over = parsed is not None and path.name not in live
-            if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    logger.warning("a file left over cannot be removed: %s", error)
-                    if parsed is not None:
-                        self.highest_left_over = max(self.highest_left_over, parsed[0])
+    content = read_checksummed(store / file, FORMAT_NAME, free_bytes=free_bytes)
+    return None if content is None else Manifest.from_content(content, str(store / file))

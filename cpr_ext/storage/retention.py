@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpr_ext.runtime.validation import as_whole_number, require_flag
-from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.manifest import Records, SegmentRecord
 
-Records = tuple[SegmentRecord, ...]
+_MANY_POINTS = 500
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Retention:
         full_recovery_points: how many full-recovery points ``recover(mode="full")`` and the tools
             can go back to, newest first; the newest snapshot counts if it is one. Points that use
             the same base snapshot share its rows, so they cost little; each one that uses an older
-            base costs about as much as a base.
+            base costs about as much as a base. All are listed in the manifest, which each snapshot
+            writes: more than 500 without ``max_bytes`` warn.
         max_bytes: drop full-recovery points, oldest first, once the live files of the store
             together exceed this. The newest snapshot stays, even if it alone is larger.
         release_when_full: drop all of them if a snapshot failed because the disk is full.
@@ -31,7 +33,13 @@ class Retention:
     release_when_full: bool = False
 
     def __post_init__(self) -> None:
-        as_whole_number("full_recovery_points", self.full_recovery_points, 0)
+        points = as_whole_number("full_recovery_points", self.full_recovery_points, 0)
+        if points > _MANY_POINTS and self.max_bytes is None:
+            warnings.warn(
+                f"full_recovery_points={points}: each snapshot writes the whole manifest again, "
+                "about 250 bytes for each segment of all points. Keep fewer, or copies elsewhere",
+                stacklevel=3,
+            )
         if self.max_bytes is not None:
             as_whole_number("max_bytes", self.max_bytes, 1, ", or None")
         require_flag("release_when_full", self.release_when_full)
@@ -76,9 +84,10 @@ def plan_retention(
 
 def keep_points(dense: Sequence[SegmentRecord], full_recovery_points: int) -> Records:
     """Return the newest dense part and the newest ``full_recovery_points`` complete ones."""
-    complete = [record for record in dense if record.is_complete]
-    wanted = {*complete[len(complete) - min(full_recovery_points, len(complete)) :], *dense[-1:]}
-    return tuple(record for record in dense if record in wanted)
+    complete = [record.snapshot for record in dense if record.is_complete]
+    wanted = set(complete[len(complete) - min(full_recovery_points, len(complete)) :])
+    wanted |= {record.snapshot for record in dense[-1:]}
+    return tuple(record for record in dense if record.snapshot in wanted)
 
 
 def keep_needed(records: Sequence[SegmentRecord], oldest_point: int) -> Records:
@@ -88,4 +97,4 @@ def keep_needed(records: Sequence[SegmentRecord], oldest_point: int) -> Records:
         for index, record in enumerate(records)
         if record.kind == "base" and record.snapshot <= oldest_point
     ]
-    return tuple(records[bases[-1] :] if bases else records)
+    return tuple(records[bases[-1] if bases else 0 :])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -37,13 +36,11 @@ class ChunkRows:
         step: at which they were captured.
         row_ids: (count,) int64, ascending.
         arrays: weight and per-row states, each (count, ...).
-        marks: (count,) uint8, which rows are rounded, see ``rounded_chunks.py``.
     """
 
     step: int
     row_ids: torch.Tensor
     arrays: dict[str, torch.Tensor]
-    marks: torch.Tensor
 
 
 class SegmentRows:
@@ -75,6 +72,7 @@ class SegmentRows:
         self._direct_io = direct_io
         self._spans: dict[int, tuple[int, int]] = {}
         self._by_table: dict[str, list[int]] = {}
+        self._specs = {spec.name: spec for spec in segment.layout.tables}
         self._check()
 
     def _check(self) -> None:
@@ -95,7 +93,11 @@ class SegmentRows:
 
     def table(self, name: str) -> TableSpec | None:
         """Return what the segment holds of a table; None if nothing."""
-        return next((spec for spec in self.segment.layout.tables if spec.name == name), None)
+        return self._specs.get(name)
+
+    def is_rounded(self, name: str) -> bool:
+        """Return whether it has rows of a table in fewer bits than in memory."""
+        return name in self._specs and self._specs[name].is_rounded
 
     def chunks_of(self, table: str) -> Sequence[int]:
         """Return numbers of the chunks that hold rows of ``table``, ascending by row id."""
@@ -128,25 +130,8 @@ class SegmentRows:
         if spec.range_begin is not None:
             begin = spec.range_begin + first
             return torch.arange(begin, begin + count)
-        if table in self.segment.layout.id_runs:
-            return self._checked(spec, self._packed_row_ids(chunk))
         arrays = self._read(chunk, (_ROW_ID_SPEC,), crcs[:1])
         return self._checked(spec, arrays[ROW_IDS])
-
-    def _packed_row_ids(self, chunk: int) -> torch.Tensor:
-        """Read and unpack the row ids of a chunk; they are not checked."""
-        table, first, count, _, crcs = self.segment.chunks[chunk]
-        layout = self.segment.layout
-        begin, end = layout.id_bounds(table, first)
-        size_bytes = native.packed_row_id_bytes(count, begin, end)
-        packed = self._read_bytes(chunk, layout.row_ids_offset(table, first), size_bytes, crcs[0])
-        row_ids = native.unpack_row_ids(packed, count, begin, end)
-        if row_ids is None:
-            raise DamageError(
-                f"{self.segment.path}: row ids of '{layout.tables[table].name}' are not what its "
-                "header describes"
-            )
-        return torch.from_numpy(row_ids)
 
     def rows(self, chunk: int) -> ChunkRows:
         """Read a chunk and verify every piece of it.
@@ -156,40 +141,12 @@ class SegmentRows:
         """
         table, first, count, step, crcs = self.segment.chunks[chunk]
         spec = self.segment.layout.tables[table]
-        marks = torch.empty(count, dtype=torch.uint8)
-        if table in self.segment.layout.id_runs:
-            row_ids = self.row_ids(chunk)
-            return ChunkRows(step, row_ids, self._read(chunk, spec.arrays, crcs[1:], marks), marks)
-        arrays = self._read(chunk, SegmentLayout.stored(spec), crcs, marks)
+        arrays = self._read(chunk, SegmentLayout.stored(spec), crcs)
         if spec.range_begin is None:
             row_ids = self._checked(spec, arrays.pop(ROW_IDS))
         else:
             row_ids = torch.arange(spec.range_begin + first, spec.range_begin + first + count)
-        return ChunkRows(step, row_ids, arrays, marks)
-
-    def stored(self, chunk: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Read the rows of a chunk as the file has them, verified.
-
-        Returns:
-            Of each array (count, file_row_bytes) uint8; and the positions (k,) int64 of rows that
-            are kept apart as they are, and are zeros here.
-        """
-        table, first, count, step, crcs = self.segment.chunks[chunk]
-        layout, spec = self.segment.layout, self.segment.layout.tables[table]
-        arrays = {
-            array.name: torch.empty((count, array.file_row_bytes), dtype=torch.uint8)
-            for array in spec.arrays
-        }
-        as_bytes = self._native_table(spec.name, count)
-        for array in spec.arrays:
-            as_bytes.add_rows(array.name, arrays[array.name], self._offset(table, array, first))
-        begin = 0 if spec.range_begin is not None else 1
-        self._restore(as_bytes, count, step, crcs[begin : begin + len(spec.arrays)])
-        if (offset := layout.exact_offsets.get((table, first))) is None:
-            return arrays, torch.empty(0, dtype=torch.int64)
-        num_exact = layout.rounding[table, first].num_exact
-        piece = self._read_bytes(chunk, offset, num_exact * spec.exact_row_bytes, crcs[-1])
-        return arrays, piece[: 4 * num_exact].view(torch.int32).long()
+        return ChunkRows(step, row_ids, arrays)
 
     def positions(
         self, chunk: int, row_ids: torch.Tensor
@@ -206,16 +163,6 @@ class SegmentRows:
         hit = held[found] == row_ids[low:high]
         return (where, hit) if bool(hit.any()) else None
 
-    def _read_bytes(self, chunk: int, offset: int, size_bytes: int, crc: int) -> torch.Tensor:
-        """Read a piece of a chunk."""
-        table, _, _, step, _ = self.segment.chunks[chunk]
-        data = torch.empty(size_bytes, dtype=torch.uint8)
-        name = self.segment.layout.tables[table].name
-        piece = self._native_table(name, size_bytes)
-        piece.add_rows("", data, offset)
-        self._restore(piece, size_bytes, step, [crc])
-        return data
-
     def _checked(self, spec: TableSpec, row_ids: torch.Tensor) -> torch.Tensor:
         begin, end = self._row_ranges[spec.name]
         ascending = bool((row_ids[1:] > row_ids[:-1]).all())
@@ -226,49 +173,35 @@ class SegmentRows:
         return row_ids
 
     def _read(
-        self,
-        chunk: int,
-        stored: Sequence[ArraySpec],
-        crcs: list[int],
-        marks: torch.Tensor | None = None,
+        self, chunk: int, stored: Sequence[ArraySpec], crcs: list[int]
     ) -> dict[str, torch.Tensor]:
         table, first, count, step, _ = self.segment.chunks[chunk]
         arrays = {
             array.name: torch.empty((count, *array.row_shape), dtype=array.dtype)
             for array in stored
         }
-        one_range = self._native_table(self.segment.layout.tables[table].name, count)
+        segment = self.segment
+        one_range = native.SegmentTable(
+            name=segment.layout.tables[table].name,
+            num_rows=count,
+            block_bytes=segment.layout.block_bytes,
+        )
         for array in stored:
             offset = self._offset(table, array, first)
             one_range.add_rows(array.name, arrays[array.name], offset, precision=array.precision)
-        if marks is not None:
-            of_row, of_exact = self.segment.marks(table)
-            one_range.mark_rows(marks, of_row=of_row, of_exact=of_exact)
-        layout = self.segment.layout
-        if any(array.is_rounded for array in stored) and (table, first) in layout.exact_offsets:
-            num_exact = layout.rounding[table, first].num_exact
-            one_range.keep_exact([(0, num_exact, layout.exact_offsets[table, first])])
-        self._restore(one_range, count, step, crcs)
-        return arrays
-
-    def _native_table(self, name: str, num_rows: int) -> Any:
-        block_bytes = self.segment.layout.block_bytes
-        return native.SegmentTable(name=name, num_rows=num_rows, block_bytes=block_bytes)
-
-    def _restore(self, table: Any, num_rows: int, step: int, crcs: Sequence[int]) -> None:
-        """Read a native table that is one chunk."""
         result = native.restore_segment(
-            path=str(self.segment.path),
-            tables=[table],
-            wanted=[(0, num_rows)],
-            chunks=[(0, 0, num_rows, step, crcs)],
-            slots=native.SlotPool(num_slots=1, slot_bytes=table.chunk_bytes(num_rows)),
+            path=str(segment.path),
+            tables=[one_range],
+            wanted=[(0, count)],
+            chunks=[(0, 0, count, step, crcs)],
+            slots=native.SlotPool(num_slots=1, slot_bytes=one_range.chunk_bytes(count)),
             direct_io=self._direct_io,
-            **native_read_errors(self.segment.path),
+            **native_read_errors(segment.path),
         )
         self.bytes_read += result["bytes_read"]
-        if error := damage_of(self.segment.path, result):
+        if error := damage_of(segment.path, result):
             raise error
+        return arrays
 
     def _offset(self, table: int, array: ArraySpec, first: int) -> int:
         return self.segment.layout.offset(table, array.name) + first * array.file_row_bytes

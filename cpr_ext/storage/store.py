@@ -1,48 +1,41 @@
-"""The store directory of one training job, opened for writing.
+"""The store directory of one training process, opened for writing.
 
 ::
 
-    LOCK                                      whose holder writes here; taken first
-    STORE.json                                which model this is
-    STORE.copy.json                           a copy of it, for ``cpr repair``
-    dense/MANIFEST.json                       snapshots of all that is not a table row
-    dense/00000012-dense.safetensors
-    shard-00003/MANIFEST.json                 live segments of one shard, oldest first
-    shard-00003/00000012-partial.safetensors
+    LOCK                                        whose holder writes here; taken first
+    MANIFEST.json                               which model this is, and what is committed
+    MANIFEST.prev                               the one before, for ``cpr repair``
+    segments/00000012-00003-partial.safetensors rows of shard 3 that snapshot 12 saved
+    segments/00000012-dense.safetensors         all of it that is not a table row
 
-A shard commits on its own. The dense part of a snapshot commits after the shards of its process, so
-a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
+A snapshot writes its segments first. One rename of the manifest makes them live, all at once.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Callable, Collection, Sequence
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import MAX_WRITABLE
 from cpr_ext.state.table import Table
-from cpr_ext.storage.checksummed_json import (
-    FREE_BYTES,
-    REPAIR_HINT,
-    read_checksummed,
-    write_checksummed,
-)
+from cpr_ext.storage import locks
+from cpr_ext.storage.checksummed_json import FREE_BYTES, REPAIR_HINT
 from cpr_ext.storage.file_names import (
-    DENSE_DIRECTORY,
     FETCHING_FILE,
-    STORE_COPY_FILE,
-    STORE_FILE,
+    MANIFEST_FILE,
+    PREVIOUS_FILE,
+    SEGMENTS_DIRECTORY,
+    TEMPORARY_SUFFIX,
     names_in_the_way,
-    shard_name,
+    parse_segment_name,
 )
 from cpr_ext.storage.filesystem import (
     make_directory,
@@ -50,22 +43,35 @@ from cpr_ext.storage.filesystem import (
     storage_error,
     sync_directory,
 )
-from cpr_ext.storage.lineage import is_id, new_id
-from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.retention import Retention, keep_points, plan_retention
+from cpr_ext.storage.locks import DirectoryLock, require_same
+from cpr_ext.storage.manifest import (
+    ANCESTORS_KEPT,
+    Manifest,
+    Records,
+    SegmentRecord,
+    StoredModel,
+    older_than_previous,
+    read_manifest,
+    write_manifest,
+)
+from cpr_ext.storage.origin import Origin
+from cpr_ext.storage.retention import Retention, plan_retention
 from cpr_ext.storage.retries import exists, list_directory
-from cpr_ext.storage.stale_manifests import refuse_other_states, refuse_outdated
+from cpr_ext.storage.store_reader import StoreReader
 
 logger = logger_of("saving")
 
 
 class Store:
-    """The manifests of a store and the right to change them.
+    """A store, held by its lock from construction until :meth:`close`.
 
-    The right ends with :meth:`close`, with the last reference to this object, and with the process;
-    a forked child does not have it. A directory that is moved or replaced is noticed before each
-    commit, and after it.
+    Attributes:
+        directory: the store.
+        segments: the directory of its segments.
+        manifest: what is committed.
+        retention: how much history to keep.
+        is_in_doubt: the last commit failed, perhaps after it had reached the disk.
+        origin: a copy that follows this store; None: there is none.
 
     Args:
         directory: the store; made if it does not exist. A relative path is one of the working
@@ -73,11 +79,12 @@ class Store:
         tables: the tables of the model; a store of other tables is refused.
         num_shards: into how many row ranges each table is cut.
         retention: how much history to keep.
+        origin: a copy that is to follow this store from here on.
 
     Raises:
         StoreError: the directory is not a store, holds another model or another number of shards,
-            or is in use; names the process.
-        DamageError: a file is not what was committed, or a manifest is older than another has seen.
+            or is in use; names the process. Or the copy is not of an earlier state of it.
+        DamageError: the manifest is not what was committed.
         StorageError: the directory cannot be made, read or written.
     """
 
@@ -88,121 +95,119 @@ class Store:
         tables: Sequence[Table],
         num_shards: int,
         retention: Retention | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.directory = Path(directory)
-        self.num_shards = num_shards
         self.retention = retention or Retention()
-        self._locks: list[DirectoryLock] = []
-        self._opened: list[Manifest] = []
-        #: Content of STORE.json.
-        self.description: dict[str, Any] = {}
+        self.is_in_doubt = False
+        self.origin: Origin | None = None
+        self._lock: DirectoryLock | None = None
+        self._highest_left_over = 0  # the number of a segment that cannot be removed
+        self._to_remove: dict[str, float] = {}  # until when a file waits for readers
+        self._doubtful: frozenset[str] = frozenset()  # files of a commit in doubt
         self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self.directory = self.directory.absolute()
+            self.segments = self.directory / SEGMENTS_DIRECTORY
             make_directory(self.directory)
-            self._refuse_strangers()  # before anything is made here
-            self._lock(self.directory)
-            self._identify(describe_model(tables, num_shards))
-            self.dense = self._open_manifest(self.directory / DENSE_DIRECTORY)
-            self.shards = [
-                self._open_manifest(self.directory / shard_name(shard))
-                for shard in range(num_shards)
-            ]
-            self._make_sound()
+            self._refuse_others()  # before anything is made here
+            self._lock = DirectoryLock(self.directory)
+            self.manifest = self._open(StoredModel.of(tables, num_shards))
         except BaseException as error:
             with suppress(StorageError):
                 self.close()
             if isinstance(error, OSError):
                 raise self._not_opened(error) from error
             raise
+        if origin is not None:
+            self._begin_copy(origin)
 
-    def _refuse_strangers(self) -> None:
+    def _begin_copy(self, origin: Origin) -> None:
+        try:
+            origin.begin(self.manifest)
+            self.origin = origin
+            # From here on a clone of this directory is no ancestor of it.
+            self._commit_records(self.manifest.dense, self.manifest.shards)
+        except BaseException:
+            self.close()
+            raise
+        weakref.finalize(self, origin.let_go).atexit = False
+
+    def _refuse_others(self) -> None:
         """Raise StoreError if this is no store, and no empty directory either."""
         names = [path.name for path in list_directory(self.directory)]
-        strangers = names_in_the_way(names)
-        # Asked second: what another process makes here comes after its STORE.json.
-        if exists(self.directory / STORE_FILE):
+        in_the_way = names_in_the_way(names)
+        # Asked second: what another process makes here comes after its manifest.
+        if exists(self.directory / MANIFEST_FILE):
             return
         if FETCHING_FILE in names:
             raise StoreError(
                 f"'{self.directory}' was being filled from a copy in object storage, which was "
                 "cut off. Open it with that copy (remote=), or choose another directory"
             )
-        if strangers:
+        if in_the_way == [SEGMENTS_DIRECTORY] and not list_directory(self.segments):
+            return  # a first open that was interrupted
+        if {PREVIOUS_FILE, SEGMENTS_DIRECTORY} & set(in_the_way):
+            raise DamageError(f"{self.directory / MANIFEST_FILE} is missing{REPAIR_HINT}")
+        if in_the_way:
             raise StoreError(
-                f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
-                f"{strangers[0]!r}; choose an empty or a new directory"
-                + (REPAIR_HINT if STORE_COPY_FILE in strangers else "")
+                f"'{self.directory}' is not a cpr_ext store (it has no {MANIFEST_FILE}) but holds "
+                f"{in_the_way[0]!r}; choose an empty or a new directory"
             )
 
-    def _lock(self, directory: Path) -> DirectoryLock:
-        lock = DirectoryLock(directory, may_be_link=directory == self.directory)
-        self._locks.append(lock)
-        return lock
-
-    def _identify(self, model: dict[str, Any]) -> None:
-        path = self.directory / STORE_FILE
+    def _open(self, model: StoredModel) -> Manifest:
+        path = self.directory / MANIFEST_FILE
         # As large as that of the live model it may be, before anything is saved.
-        free_bytes = max(FREE_BYTES, 2 * len(json.dumps(model, indent=1)))
-        recorded = read_checksummed(path, "cpr_ext.store", free_bytes=free_bytes)
-        if recorded is None:
-            self._refuse_strangers()
-            recorded = {"store_id": new_id(), **model}
-            write_checksummed(path, "cpr_ext.store", recorded)
-        elif differences := list_differences(recorded, model):
+        free_bytes = max(FREE_BYTES, 2 * len(model.text) + 64 * ANCESTORS_KEPT)
+        manifest = read_manifest(self.directory, free_bytes=free_bytes)
+        if manifest is None:
+            self._refuse_others()
+            make_directory(self.segments)  # durable before a manifest is
+            self._require_segments()
+            manifest = Manifest.new(model)
+            write_manifest(self.directory, manifest)
+        elif differences := manifest.model.differences(model):
             raise StoreError(
                 f"'{self.directory}' holds another model: {'; '.join(differences)}. "
                 "Choose another directory, or build the model that the store was made with. To "
                 "take its state into this one: a new directory, and recover(from_store=...)"
             )
         else:
-            sync_directory(self.directory)  # as for a manifest, below
-        if not is_id(recorded.get("store_id")):
-            raise DamageError(f"{path}: it names no store")
-        self.description = recorded
-        self._write_copy()
-
-    def _write_copy(self) -> None:
-        """Write a second copy of the store's description, for ``cpr repair``."""
-        model = self.description
-        path = self.directory / STORE_COPY_FILE
-        try:
-            with suppress(StoreError):  # damaged: written anew
-                if read_checksummed(path, "cpr_ext.store") == model:
-                    return
-            write_checksummed(path, "cpr_ext.store", model)
-        except StorageError as error:
-            logger.warning("the second copy of %s could not be written: %s", STORE_FILE, error)
-
-    def _open_manifest(self, directory: Path) -> Manifest:
-        make_directory(directory)
-        require_directory(directory)
-        lock = self._lock(directory)
-        manifest = Manifest(directory, lock, self.description["store_id"])
-        manifest.require_room(MAX_WRITABLE)
-        self._opened.append(manifest)
-        # It may be in the page cache only, its writer killed or refused before the last sync; what
-        # other manifests note of it, and what is trained from it, must not outlive it.
-        sync_directory(directory)
+            manifest.require_room(MAX_WRITABLE, path)
+            if (wrong := older_than_previous(self.directory, manifest)) is not None:
+                raise DamageError(wrong)
+            # It may be in the page cache only, its writer killed or refused before the last sync;
+            # what is trained from it must not outlive it.
+            self._require_segments()
+            for directory in (self.segments, self.directory):
+                sync_directory(directory)
+        self._remove_unlisted(manifest)
         return manifest
 
-    @property
-    def _manifests(self) -> list[Manifest]:
-        return [self.dense, *self.shards]
+    def _require_segments(self) -> None:
+        try:
+            require_directory(self.segments)
+        except FileNotFoundError as error:
+            raise DamageError(f"{self.segments} is missing{REPAIR_HINT}") from error
+        self._segments_status = os.lstat(self.segments)
 
-    def _make_sound(self) -> None:
-        """Refuse manifests of different states; only then remove leftovers of crashes."""
-        refuse_outdated(self._manifests)
-        refuse_other_states(self.dense, self.shards)
-        for manifest in self._manifests:
-            manifest.remove_unlisted()
-            # From the start every directory has one, so that its neighbours tell if it is removed.
-            if not manifest.is_recorded:
-                self._commit(manifest, ())
+    def _remove_unlisted(self, manifest: Manifest) -> None:
+        """Remove segments that the manifest does not name and temporary files: of a crash.
 
-    def _commit(self, manifest: Manifest, segments: tuple[SegmentRecord, ...]) -> None:
-        others = [other for other in self._manifests if other is not manifest]
-        manifest.commit(segments, {other.directory.name: other.generation for other in others})
+        One that cannot be removed costs space and a warning; its number is not used again.
+        """
+        live = {record.file for record in manifest.records()}
+        temporary = self.directory / (MANIFEST_FILE + TEMPORARY_SUFFIX)
+        for path in [temporary, *list_directory(self.segments)]:
+            parsed = parse_segment_name(path.name)
+            if path != temporary and (parsed is None or path.name in live):
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("a file left over cannot be removed: %s", error)
+                if parsed is not None:
+                    self._highest_left_over = max(self._highest_left_over, parsed[0])
 
     def _not_opened(self, error: OSError) -> StorageError:
         remedy = "The directory must be one that this process can make and write"
@@ -211,189 +216,195 @@ class Store:
         text = f"cannot open the store '{self.directory}': {error.strerror or error}. {remedy}"
         return StorageError(error.errno, text, str(self.directory))
 
-    def claim(self, claim: str) -> None:
-        """Commit the state as it is: another store of the same state is no ancestor of this one.
-
-        Args:
-            claim: an identity that is an ancestor of all later commits of this store alone.
-        """
-        self.dense.ancestors = (*self.dense.ancestors, claim)
-        self._commit(self.dense, self.dense.segments)
+    @property
+    def num_shards(self) -> int:
+        """Into how many row ranges its tables are cut."""
+        return self.manifest.model.num_shards
 
     @property
     def is_empty(self) -> bool:
-        """True until the first snapshot is committed as a whole."""
-        return not self.dense.segments
+        """True until the first snapshot is committed."""
+        return not self.manifest.dense
 
     @property
     def last_snapshot(self) -> int:
         """Highest snapshot number in use; 0 if none is."""
-        return max(
-            max(m.segments[-1].snapshot if m.segments else 0, m.highest_left_over)
-            for m in self._manifests
-        )
+        newest = self.manifest.newest
+        return max(0 if newest is None else newest.snapshot, self._highest_left_over)
 
-    def add_to_shard(self, shard: int, record: SegmentRecord) -> None:
-        """Commit a segment of a shard."""
-        manifest = self.shards[shard]
-        self._commit(manifest, (*manifest.segments, record))
+    def path_of(self, record: SegmentRecord) -> Path:
+        """Return the file of a segment."""
+        return self.segments / record.file
 
-    def add_dense(self, record: SegmentRecord) -> None:
-        """Commit the dense part of a snapshot, and with it the snapshot as a whole.
+    def view(self) -> StoreReader:
+        """Return what reads the committed state as it is now."""
+        return StoreReader(self.directory, self.manifest)
 
-        Of older ones, full-recovery points stay as far as ``retention`` asks for them; the others
-        are superseded.
-        """
-        points = self.retention.full_recovery_points
-        older = (r for r in self.dense.segments if r not in self._passed_over)
-        self._commit(self.dense, keep_points((*older, record), points))
+    def add(self, dense: SegmentRecord, rows: Mapping[int, SegmentRecord]) -> None:
+        """Commit a snapshot: its dense part and the segment of each shard that it wrote.
 
-    def revoke(self, snapshots: Collection[int]) -> None:
-        """Record that snapshots of these numbers are no full-recovery points after all."""
-        self._mark(snapshots, lambda r: replace(r, is_complete=False, is_proven=False))
-
-    def note_proven(self, snapshots: Collection[int]) -> None:
-        """Record that snapshots of these numbers are proven to be full-recovery points.
+        What the snapshot supersedes goes, as far as ``retention`` does not ask for it.
 
         Raises:
-            StoreError: a directory of the store was moved or replaced: they may be gone.
+            StorageError: the operating system refused. The manifest is as before, unless
+                :attr:`is_in_doubt`. Then the files of the snapshot must stay, see :meth:`keeps`.
+            StoreError: the directory was moved or replaced.
         """
-        self.require_in_place()
-        self._mark(snapshots, lambda record: replace(record, is_proven=record.is_complete))
-
-    def _mark(
-        self, snapshots: Collection[int], mark: Callable[[SegmentRecord], SegmentRecord]
-    ) -> None:
-        records = tuple(
-            mark(record) if record.snapshot in snapshots else record
-            for record in self.dense.segments
-        )
-        if records != self.dense.segments:
-            self._commit(self.dense, records)
-
-    def retain(self, retention: Retention | None = None) -> None:
-        """Remove what ``retention`` (else that of the store) no longer asks for.
-
-        What cannot be removed costs space, not safety: it is logged, and tried again next time.
-        """
+        old = self.manifest
         kept = plan_retention(
-            self.dense.segments,
+            (*self._still_wanted(old.dense), dense),
             [
-                tuple(r for r in manifest.segments if r not in self._superseded)
-                for manifest in self.shards
+                (*self._still_wanted(of_shard), *([rows[shard]] if shard in rows else ()))
+                for shard, of_shard in enumerate(old.shards)
             ],
-            retention or self.retention,
+            self.retention,
         )
         try:
-            # The dense part first: it must never name a snapshot whose segments are gone.
-            plan = zip(self._manifests, (kept.dense, *kept.shards), strict=True)
-            for manifest, records in plan:
-                if records != manifest.segments:
-                    self._commit(manifest, records)
-                if retention is not None:  # the disk is full
-                    manifest.remove_dropped(at_once=True)
-            self._passed_over = frozenset()
+            self._commit(old.next(kept.dense, kept.shards, commit_id=dense.id, pinned=self._pinned))
+        except StorageError:
+            if self.is_in_doubt:
+                self._doubtful |= {record.file for record in (dense, *rows.values())}
+            raise
+        self._passed_over = frozenset()
+
+    def _still_wanted(self, records: Records) -> Records:
+        if not self._passed_over:
+            return records
+        return tuple(record for record in records if record not in self._passed_over)
+
+    def keeps(self, file: str) -> bool:
+        """Return whether a segment's file must stay: a commit in doubt may be there, and names it.
+
+        It is removed after the next commit.
+        """
+        return file in self._doubtful
+
+    def note_complete(self, snapshot: int) -> None:
+        """Record that the snapshot of a number is a full-recovery point; older ones may go.
+
+        Raises:
+            StoreError: a directory of the store was moved or replaced: it may be gone.
+        """
+        old = self.manifest
+        dense = tuple(
+            replace(record, is_complete=True) if record.snapshot == snapshot else record
+            for record in old.dense
+        )
+        if dense != old.dense:
+            kept = plan_retention(dense, old.shards, self.retention)
+            self._commit_records(kept.dense, kept.shards)
+
+    def release_history(self) -> None:
+        """Remove all but the newest snapshot, also while somebody reads: the disk is full.
+
+        What cannot be removed costs space, not safety: it is logged.
+        """
+        old = self.manifest
+        kept = plan_retention(old.dense, old.shards, Retention(full_recovery_points=0))
+        try:
+            if (kept.dense, kept.shards) != (old.dense, old.shards):
+                self._commit_records(kept.dense, kept.shards)
+            self._remove_dropped(at_once=True)
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
-
-    @property
-    def _superseded(self) -> frozenset[SegmentRecord]:
-        """What was passed over, once a newer snapshot is committed as a whole."""
-        is_newest = any(record in self._passed_over for record in self.dense.segments[-1:])
-        return frozenset() if is_newest else self._passed_over
 
     def roll_back(self, snapshot: int, keep: Collection[Path] = ()) -> None:
         """Forget everything newer than ``snapshot``, which training goes back to.
 
         Args:
-            keep: dense parts that could not be read. They, and all that they rest on, stay until a
-                newer snapshot of all rows, which the caller sees to, is committed as a whole.
+            keep: dense parts that could not be read. They, and all that they rest on, stay until
+                the next snapshot, of all rows, which the caller sees to.
         """
-        unreadable = [r.snapshot for r in self.dense.segments if self.dense.path_of(r) in keep]
+        old = self.manifest
+        unreadable = [r.snapshot for r in old.dense if self.path_of(r) in keep]
         newest_kept = max([snapshot, *unreadable])
-        self._forget_newer_than(newest_kept)
-        self._passed_over = frozenset(
-            r for manifest in self._manifests for r in manifest.segments if r.snapshot > snapshot
+        dense, *shards = (
+            tuple(record for record in records if record.snapshot <= newest_kept)
+            for records in (old.dense, *old.shards)
         )
+        # A commit in doubt may be there after a crash, with what is given up here.
+        if (dense, tuple(shards)) != (old.dense, old.shards) or self.is_in_doubt:
+            self._commit_records(dense, shards)
+        self._passed_over = frozenset(r for r in self.manifest.records() if r.snapshot > snapshot)
 
-    def _forget_newer_than(self, snapshot: int) -> None:
-        # The dense part first: a crash in between leaves shards that are newer than any snapshot
-        # committed as a whole, which the next roll-back removes.
-        for manifest in self._manifests:
-            kept = tuple(record for record in manifest.segments if record.snapshot <= snapshot)
-            # A commit in doubt may be there after a crash, with what is given up here.
-            if kept != manifest.segments or manifest.is_in_doubt:
-                self._commit(manifest, kept)
+    @property
+    def _pinned(self) -> frozenset[str]:
+        return frozenset() if self.origin is None else self.origin.pinned
+
+    def _commit_records(self, dense: Records, shards: Sequence[Records]) -> None:
+        self._commit(self.manifest.next(dense, shards, pinned=self._pinned))
+
+    def _commit(self, manifest: Manifest) -> None:
+        """Make ``manifest`` the committed state; once this returns it is, whatever happens next.
+
+        The files of segments that it does not name are removed afterwards, once nobody reads.
+        """
+        self.require_in_place()
+        # The directory entries of new segment files must be durable before a manifest names them.
+        sync_directory(self.segments)
+        self.is_in_doubt = True
+        write_manifest(self.directory, manifest)
+        self.require_in_place()  # else it was committed elsewhere, or where nobody looks
+        self.is_in_doubt = False
+        dropped = {record.file for record in self.manifest.records()} | self._doubtful
+        self.manifest, self._doubtful = manifest, frozenset()
+        until = time.monotonic() + locks.WAIT_SECONDS
+        self._to_remove |= dict.fromkeys(dropped, until)
+        self._remove_dropped()
+        if self.origin is not None:
+            self.origin.on_commit(manifest)
+
+    def _remove_dropped(self, *, at_once: bool = False) -> None:
+        """Remove the files of segments that are no longer live.
+
+        Args:
+            at_once: also while somebody reads the store; else that waits, for a bounded time.
+        """
+        live = {record.file for record in self.manifest.records()}
+        waiting = {file: until for file, until in self._to_remove.items() if file not in live}
+        self._to_remove = {}
+        if not waiting:
+            return
+        waits = not at_once and locks.has_readers(self.directory)
+        for file, until in waiting.items():
+            if waits and time.monotonic() < until:
+                self._to_remove[file] = until
+                continue
+            # A file that cannot be removed costs space, not safety; the next open tries again.
+            with suppress(OSError):
+                (self.segments / file).unlink()
 
     def require_in_place(self) -> None:
-        """Raise unless this process may write to every directory of the store still.
+        """Raise unless this process may write to the store still.
 
         Raises:
             StoreError: the store was moved, removed or replaced, or is closed.
             UsageError: this is a forked child.
         """
-        if not self._locks:
+        if self._lock is None:
             raise StoreError(f"'{self.directory}' is closed; its lock was given back")
-        for lock in self._locks:
-            lock.require_in_place()
+        self._lock.require_in_place()
+        require_same(
+            self.segments,
+            self._segments_status,
+            f"'{self.segments}' was moved, removed or replaced after this process had opened it, "
+            "perhaps by a symbolic link, which readers do not follow inside a store",
+        )
 
     def close(self) -> None:
-        """Remove what waited for readers, if there are none by now; give the locks back.
+        """Remove what waited for readers, if there are none by now; give the lock back.
 
         Closing twice is fine.
 
         Raises:
-            StorageError: the operating system reports an error; all are given back all the same.
+            StorageError: the operating system reports an error; it is given back all the same.
         """
-        while self._opened:
-            self._opened.pop().remove_dropped()
-        refusals: list[tuple[Path, OSError]] = []
-        while self._locks:
-            lock = self._locks.pop()
-            try:
-                lock.close()
-            except OSError as error:
-                refusals.append((lock.path, error))
-        for path, refusal in refusals:
-            raise storage_error("close", path, refusal) from refusal
-
-
-def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
-    """Return what STORE.json records of a model; the identity of the store is added to it."""
-    return {
-        "num_shards": num_shards,
-        "tables": {table.name: _describe_table(table) for table in tables},
-    }
-
-
-def _describe_table(table: Table) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "num_embeddings": table.num_embeddings,
-        "embedding_dim": table.embedding_dim,
-        "dtype": DTYPE_NAMES[table.weight.dtype],
-    }
-    if table.slots is not None:
-        described["keys"] = sorted(table.slots.arrays())
-    return described | ({"part": table.part.to_json()} if table.part is not None else {})
-
-
-def list_differences(recorded: dict[str, Any], model: dict[str, Any]) -> list[str]:
-    """Return what differs between the model of a store and a live one, one sentence each."""
-    try:
-        old_tables, new_tables = recorded["tables"], model["tables"]
-        differences = [
-            f"table '{name}' is not in the model" for name in old_tables.keys() - new_tables
-        ]
-        differences += [
-            f"table '{name}' is not in the store" for name in new_tables.keys() - old_tables
-        ]
-        for name in sorted(old_tables.keys() & new_tables.keys()):
-            stored, live = old_tables[name], new_tables[name]
-            for key in sorted(stored.keys() | live.keys()):
-                if (new := live.get(key)) != (old := stored.get(key)):
-                    differences.append(f"table '{name}' has {key} {old}, the model {new}")
-        if recorded["num_shards"] != model["num_shards"]:
-            differences.append(f"it has {recorded['num_shards']} shards, not {model['num_shards']}")
-    except (KeyError, AttributeError, TypeError) as error:
-        raise DamageError(f"{STORE_FILE} lacks what a store needs: {error!r}") from error
-    return sorted(differences)
+        if (lock := self._lock) is None:
+            return
+        self._lock = None
+        if hasattr(self, "manifest"):
+            self._remove_dropped()
+        try:
+            lock.close()
+        except OSError as error:
+            raise storage_error("close", lock.path, error) from error

@@ -1,7 +1,7 @@
-"""A read-only view of a store: no locks, no model. What every tool looks through.
+"""A read-only view of a store: no lock, no live model. What every reader looks through.
 
-A training process may commit while one reads. A view is taken at one moment: the manifests are read
-until two readings of ``dense/MANIFEST.json`` agree, so it never mixes two snapshots.
+A training process may commit while one reads. A view is of one manifest, so it never mixes two
+snapshots. It parses each segment's header once.
 """
 
 from __future__ import annotations
@@ -12,91 +12,76 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
-from cpr_ext.state.dtypes import DTYPES
-from cpr_ext.state.slot_keys import KEY, is_key_array
-from cpr_ext.state.table import shard_row_range
-from cpr_ext.state.table_part import TablePart
-from cpr_ext.storage.checksummed_json import read_checksummed
-from cpr_ext.storage.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_name, shard_name
-from cpr_ext.storage.leases import reader_lease
-from cpr_ext.storage.lineage import is_id
-from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.retries import exists, list_directory
-from cpr_ext.storage.segment_format import Segment
+from cpr_ext.storage.file_names import MANIFEST_FILE, SEGMENTS_DIRECTORY, is_store
+from cpr_ext.storage.filesystem import require_directory
+from cpr_ext.storage.locks import reader_lease
+from cpr_ext.storage.manifest import Manifest, SegmentRecord, StoredTable, read_manifest
+from cpr_ext.storage.retries import exists, list_directory, retrying
+from cpr_ext.storage.segment_format import ArraySpec, Segment, in_memory
 from cpr_ext.storage.segment_header import read_segment
-from cpr_ext.storage.stale_manifests import is_torn, refuse_other_states
+from cpr_ext.storage.segment_reader import SegmentRows
 
-# Between readings of a store that changes while it is read.
+# Between readings of a store whose files are removed while it is read.
 _PAUSES_SECONDS = (*(0.0,) * 5, *(0.01,) * 10, *(0.1,) * 10)
-_MAX_ROWS = 2**48
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class StoredTable:
-    """What STORE.json says of a table: weight (num_embeddings, embedding_dim) of ``dtype``.
-
-    ``part`` is what of a larger table it is, if other stores hold the rest. ``keys`` are the
-    arrays that say which id each row belongs to; none: row i belongs to id i.
-    """
-
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    dtype: torch.dtype
-    part: TablePart | None = None
-    keys: tuple[str, ...] = ()
-
-
 class StoreReader:
-    """The identity and the manifests of a store.
+    """One committed state of a store.
 
     Attributes:
         directory: the store.
-        store_id: its identity.
-        num_shards: into how many row ranges its tables are cut.
-        tables: the tables by name.
-        dense: manifest of the dense part; its last segment is the newest snapshot.
-        shards: manifest of each shard.
+        manifest: what is committed.
+
+    Args:
+        manifest: None: the one that is there now.
 
     Raises:
         StoreError: the directory is not a store, or of a format version not known here.
-        DamageError: STORE.json or a manifest is not what was committed.
+        DamageError: the manifest is not what was committed.
         StorageError: the operating system refused to read.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
         self.directory = Path(directory)
-        identity = read_identity(self.directory)
-        self.store_id, self.num_shards, self.tables = identity
-        self.refresh()
+        self.manifest = self._read() if manifest is None else manifest
+        self._has_segments = False
+        self._opened: dict[SegmentRecord, Segment | DamageError] = {}
+        self._rows: dict[tuple[int, int], list[SegmentRows]] = {}
 
-    def refresh(self) -> None:
-        """Look again: take the view that is newest now.
+    def _read(self) -> Manifest:
+        if (manifest := read_manifest(self.directory)) is not None:
+            return manifest
+        if is_store(path.name for path in list_directory(self.directory)):
+            raise DamageError(
+                f"{self.directory / MANIFEST_FILE} is missing. If the creation of the store was "
+                "interrupted, open it for training again; else `cpr repair` shows what can be "
+                "rebuilt"
+            )
+        raise StoreError(
+            f"'{self.directory}' is not a cpr_ext store (it has no {MANIFEST_FILE}); name the "
+            "directory that a Checkpointer writes"
+        )
 
-        Raises:
-            DamageError: a manifest is not what was committed, is older than another has seen, or
-                lacks the state of a snapshot.
-        """
-        require_shards(self.directory, self.num_shards)
-        dense = self.directory / DENSE_DIRECTORY
-        for pause in _PAUSES_SECONDS:
-            self.dense = Manifest(dense, store_id=self.store_id)
-            self.shards = [
-                Manifest(self.shard_directory(shard), store_id=self.store_id)
-                for shard in range(self.num_shards)
-            ]
-            is_steady = _state(Manifest(dense, store_id=self.store_id)) == _state(self.dense)
-            if is_steady and not is_torn([self.dense, *self.shards]):
-                refuse_other_states(self.dense, self.shards)
-                return
-            time.sleep(pause)
-        raise self.unsteady()
+    @property
+    def store_id(self) -> str:
+        """Identity of the store."""
+        return self.manifest.store_id
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many row ranges its tables are cut."""
+        return self.manifest.model.num_shards
+
+    @property
+    def tables(self) -> Mapping[str, StoredTable]:
+        """The tables by name."""
+        return self.manifest.model.tables
 
     def unsteady(self) -> StoreError:
         """Return what to raise if no view of the store holds for long enough."""
@@ -107,23 +92,19 @@ class StoreReader:
 
     def is_gone(self) -> bool:
         """Return whether another process has replaced this view, and removed a file of it."""
-        manifests = [self.dense, *self.shards]
-        now = (Manifest(m.directory, store_id=self.store_id) for m in manifests)
-        if all(_state(new) == _state(m) for new, m in zip(now, manifests, strict=True)):
+        now = read_manifest(self.directory)
+        if now is not None and now.commit_id == self.manifest.commit_id:
             return False
-        return any(
-            not exists(manifest.path_of(record))
-            for manifest in manifests
-            for record in manifest.segments
-        )
+        return any(not exists(self.path_of(record)) for record in self.manifest.records())
 
-    def shard_directory(self, shard: int) -> Path:
-        """Return the directory of a shard."""
-        return self.directory / shard_name(shard)
+    def path_of(self, record: SegmentRecord) -> Path:
+        """Return the file of a segment."""
+        return self.directory / SEGMENTS_DIRECTORY / record.file
 
     def row_range(self, table: str, shard: int) -> tuple[int, int]:
         """Return rows [begin, end) of a table that a shard holds; may be empty."""
-        return shard_row_range(self.table(table).num_embeddings, shard, self.num_shards)
+        self.table(table)
+        return self.manifest.model.row_range(table, shard)
 
     def table(self, name: str) -> StoredTable:
         """Return the table of a name.
@@ -139,48 +120,68 @@ class StoreReader:
         return self.tables[name]
 
     def newest(self, *, full: bool = False) -> SegmentRecord:
-        """Read the dense part of the newest snapshot; ``full``: of the newest recovery point.
+        """Return the dense part of the newest snapshot; ``full``: of the newest recovery point.
 
         Raises:
             StoreError: there is none.
         """
-        records = [record for record in self.dense.segments if record.is_complete or not full]
+        records = [record for record in self.manifest.dense if record.is_complete or not full]
         if not records:
-            what = "full-recovery point" if full else "snapshot that was committed as a whole"
+            what = "full-recovery point" if full else "snapshot"
             raise StoreError(f"'{self.directory}' holds no {what}")
         return records[-1]
 
-    def live(self, shard: int, snapshot: int) -> list[SegmentRecord]:
-        """Return the segments of a shard that make its state at ``snapshot``, oldest first.
-
-        They begin with the newest base; what is older than that can only serve as a fallback.
-        """
-        records = [r for r in self.shards[shard].segments if r.snapshot <= snapshot]
-        bases = [index for index, record in enumerate(records) if record.kind == "base"]
-        return records[bases[-1] :] if bases else records
-
-    def open_live(self, shard: int, snapshot: int) -> list[Segment]:
-        """Return the same, opened: headers read and checked.
+    def open(self, record: SegmentRecord) -> Segment:
+        """Return a segment; its header is read and checked once.
 
         Raises:
-            DamageError: one is missing or damaged, or none of them is a base though the shard has
-                rows.
+            DamageError: it is missing or damaged, or it is another segment than the manifest says.
+            StorageError: it could not be read.
         """
-        manifest, records = self.shards[shard], self.live(shard, snapshot)
-        has_rows = any(b < e for b, e in (self.row_range(name, shard) for name in self.tables))
-        if has_rows and not (records and records[0].kind == "base"):
-            raise DamageError(
-                f"{manifest.directory}: no base segment of snapshot {snapshot} or before"
-            )
-        opened = [open_segment(manifest, record) for record in records]
-        if has_rows:
-            # Whoever reads reserves memory for all rows of the shard; here are as many on disk.
-            require_all_rows(opened[0], {n: self.row_range(n, shard) for n in self.tables})
+        if (known := self._opened.get(record)) is None:
+            try:
+                self._require_segments()
+                known = read_segment(self.path_of(record), record)
+            except DamageError as error:
+                known = error
+            self._opened[record] = known
+        if isinstance(known, DamageError):
+            raise known.with_traceback(None)
+        return known
+
+    def _require_segments(self) -> None:
+        """Raise DamageError unless segments are in a real directory; looked at once."""
+        if not self._has_segments:
+            directory = self.directory / SEGMENTS_DIRECTORY
+            try:
+                retrying(directory, lambda: require_directory(directory))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise DamageError(f"{directory}: {error.strerror or error}") from error
+            self._has_segments = True
+
+    def open_at(self, shard: int, snapshot: int) -> list[Segment]:
+        """Return the segments that make a shard's state at ``snapshot``, oldest first, opened.
+
+        Raises:
+            DamageError: one is missing or damaged, or its base lacks rows of the shard.
+        """
+        opened = [self.open(record) for record in self.manifest.at(shard, snapshot)]
+        if opened:
+            # Who reads reserves memory for all rows of the shard; here are as many on disk.
+            require_all_rows(opened[0], self.manifest.model.row_ranges(shard))
         return opened
 
+    def rows_at(self, shard: int, snapshot: int) -> list[SegmentRows]:
+        """Return what reads the rows of :meth:`open_at`; made once.
 
-def _state(manifest: Manifest) -> tuple[str, tuple[SegmentRecord, ...]]:
-    return manifest.commit_id, manifest.segments
+        Raises:
+            DamageError: a segment is missing or damaged, or holds rows of other tables or shards.
+        """
+        if (known := self._rows.get((shard, snapshot))) is None:
+            ranges = self.manifest.model.row_ranges(shard)
+            known = [SegmentRows(s, ranges) for s in self.open_at(shard, snapshot)]
+            self._rows[shard, snapshot] = known
+        return known
 
 
 def read_committed(store: str | os.PathLike[str], read: Callable[[StoreReader], T]) -> T:
@@ -223,49 +224,6 @@ def read_committed_all(
         raise readers[0].unsteady()
 
 
-def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
-    """Read and check the header of a segment that a manifest names.
-
-    Raises:
-        DamageError: it is missing or damaged, or it is another segment than the manifest says.
-    """
-    segment = read_segment(
-        manifest.path_of(record),
-        header_bytes=record.header_bytes,
-        header_crc32c=record.header_crc32c,
-    )
-    if segment.layout.file_bytes != record.file_bytes:
-        raise DamageError(
-            f"{segment.path}: {segment.layout.file_bytes} bytes, the manifest recorded "
-            f"{record.file_bytes}"
-        )
-    said = tuple(segment.metadata.get(name) for name in ("kind", "snapshot", "shard"))
-    shard = parse_shard_name(manifest.directory.name)
-    expected = (record.kind, record.snapshot, said[2] if shard is None else shard)
-    is_dense = record.kind == "dense"
-    if said != expected or any((t.shape is not None) != is_dense for t in segment.layout.tables):
-        raise DamageError(
-            f"{segment.path}: it says it is {said} (kind, snapshot, shard); its place is that of "
-            f"{expected}"
-        )
-    return segment
-
-
-def require_shards(directory: Path, num_shards: int) -> None:
-    """Raise DamageError if a shard's directory is missing; counts no further than there are some.
-
-    ``num_shards`` is what a file says, and may be any number.
-    """
-    names = {entry.name for entry in list_directory(directory)}
-    missing = next((n for n in range(num_shards) if shard_name(n) not in names), None)
-    if missing is not None:
-        raise DamageError(
-            f"{directory / STORE_FILE} records {num_shards} shards, but {shard_name(missing)} is "
-            "missing. If the creation of the store was interrupted, open it for training again; "
-            "else put the directory back"
-        )
-
-
 def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise DamageError unless a base segment holds every row [begin, end) of these tables."""
     held = {spec.name: (spec.range_begin, spec.num_rows) for spec in base.layout.tables}
@@ -274,50 +232,112 @@ def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -
             raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
-class StoreIdentity(NamedTuple):
-    """What STORE.json says: the store's identity, its number of shards, and its tables by name."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table.
 
-    store_id: str
-    num_shards: int
-    tables: Mapping[str, StoredTable]
+    Attributes:
+        row_ids: (n,) int64.
+        arrays: ``weight`` (n, embedding_dim) and each per-row optimizer state (n, ...).
+        steps: (n,) int64, the step at which each row was captured; in a segment that a repair
+            wrote, perhaps a later one. -1: no segment holds it.
+    """
+
+    row_ids: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+    steps: torch.Tensor
 
 
-def read_identity(directory: Path, file: str = STORE_FILE) -> StoreIdentity:
-    """Return what a store is, from its STORE.json, or the copy of it.
+# (segment file, chunk, rows in it, error): what is damaged, and passed over.
+DamageHandler = Callable[[Path, int, int, DamageError], None]
+
+
+class NewestRows:
+    """The rows of ``table`` in the given segments; where they overlap the last one wins.
+
+    With ``on_damage``, damaged chunks are reported to it and rows fall back to older segments;
+    without it, they raise.
 
     Raises:
-        StoreError: there is none, or it has a version not known here.
-        DamageError: it is not what was written.
+        DamageError: the segments do not agree on an array's dtype or row shape.
     """
-    path = directory / file
-    content = read_checksummed(path, "cpr_ext.store")
-    if content is None:
-        raise StoreError(
-            f"'{directory}' is not a cpr_ext store (it has no {file}); name the directory that a "
-            "Checkpointer writes"
-        )
-    try:
-        store_id, num_shards = content["store_id"], _count(content["num_shards"])
-        if not is_id(store_id):
-            raise ValueError(f"{store_id!r:.100} is no identity")
-        tables = {str(name): _stored(str(name), t) for name, t in content["tables"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamageError(f"{path}: lacks what a store needs ({error!r})") from error
-    return StoreIdentity(store_id, num_shards, tables)
 
+    def __init__(
+        self,
+        table: str,
+        segments: Sequence[SegmentRows],
+        *,
+        on_damage: DamageHandler | None = None,
+    ) -> None:
+        self.table = table
+        self._on_damage = on_damage
+        self.segments = [segment for segment in segments if segment.chunks_of(table)]
+        found: dict[str, ArraySpec] = {}
+        for segment in self.segments:
+            spec = segment.table(table)
+            assert spec is not None
+            for array in spec.arrays:
+                if not found.setdefault(array.name, in_memory(array)).is_like(array):
+                    raise DamageError(
+                        f"{segment.segment.path}: '{table}/{array.name}' is {array.dtype} with "
+                        f"rows of shape {array.row_shape}, in an older segment it is not"
+                    )
+        self.arrays: tuple[ArraySpec, ...] = tuple(found.values())
 
-def _stored(name: str, table: Any) -> StoredTable:
-    shape = (_count(table["num_embeddings"]), _count(table["embedding_dim"]))
-    part = TablePart.from_json(table["part"]) if "part" in table else None
-    if part is not None and part.shape != shape:
-        raise ValueError(f"table {name!r:.100} of shape {shape} is a part of shape {part.shape}")
-    keys = tuple(map(str, table.get("keys", ())))
-    if keys and (KEY not in keys or not all(map(is_key_array, keys))):
-        raise ValueError(f"table {name!r:.100} has keys {keys!r:.100}")
-    return StoredTable(name, *shape, DTYPES[table["dtype"]], part, keys)
+    def range(self, begin: int, end: int) -> Rows:
+        """Read rows [begin, end), with memory for them and one chunk.
 
+        Raises:
+            DamageError: a chunk that overlaps them is damaged.
+        """
+        return self._newest(torch.arange(begin, end))
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_ROWS:
-        raise ValueError(f"{value!r} is not a count")
-    return value
+    def chosen(self, row_ids: torch.Tensor) -> Rows:
+        """Read rows ``row_ids`` (n,) int64, ascending and unique; reads only their chunks.
+
+        Raises:
+            DamageError: a chunk that holds one of them is damaged.
+        """
+        return self._newest(row_ids)
+
+    def all_row_ids(self) -> torch.Tensor:
+        """Return (n,) int64, ascending: every row that one of the segments holds."""
+        found = [
+            segment.row_ids(chunk)
+            for segment in self.segments
+            for chunk in segment.chunks_of(self.table)
+        ]
+        return torch.unique(torch.cat(found)) if found else torch.empty(0, dtype=torch.int64)
+
+    def _newest(self, row_ids: torch.Tensor) -> Rows:
+        count = len(row_ids)
+        # An optimizer's state that was made after a segment was captured is zero in it.
+        arrays = {
+            array.name: torch.zeros((count, *array.row_shape), dtype=array.dtype)
+            for array in self.arrays
+        }
+        steps = torch.full((count,), -1, dtype=torch.int64)
+        missing = torch.ones(count, dtype=torch.bool)
+        for segment in reversed(self.segments):
+            for chunk in segment.chunks_of(self.table):
+                if not missing.any():
+                    break
+                try:
+                    at = segment.positions(chunk, row_ids)
+                    if at is None:
+                        continue
+                    rows = segment.rows(chunk)
+                except DamageError as error:
+                    if self._on_damage is None:
+                        raise
+                    held = segment.segment.chunks[chunk].num_rows
+                    self._on_damage(segment.segment.path, chunk, held, error)
+                    continue
+                where, hit = at
+                hit &= missing[where]
+                where, source = where[hit], torch.searchsorted(rows.row_ids, row_ids[where[hit]])
+                for name, values in rows.arrays.items():
+                    arrays[name][where] = values[source]
+                steps[where] = rows.step
+                missing[where] = False
+        return Rows(row_ids, arrays, steps)

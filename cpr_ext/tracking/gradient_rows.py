@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.runtime.cuda import device_of, devices_of, is_capturing, kept_for_stream
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.changed_rows import changed_rows
-from cpr_ext.tracking.unseen_steps import UnseenSteps
+from cpr_ext.tracking.watch_messages import NOT_LISTED
 
 #: Called with tables and, of each, the ids (n,) int64 of rows that are about to change, some
 #: perhaps repeated.
@@ -23,10 +25,10 @@ class GradientRows:
     Args:
         trackers: of each table.
         pool: native threads that look for the rows of dense gradients.
-        unseen: notes what a CUDA graph that is being captured counts.
 
     Attributes:
         num_updates: rows counted so far, with multiplicity.
+        unlisted: positions of tables that a CUDA graph changes without counting rows.
         counter: of rows, in the trackers of their tables.
     """
 
@@ -35,13 +37,12 @@ class GradientRows:
         tables: Sequence[Table],
         trackers: Sequence[Sequence[native.RowTracker]],
         pool: native.ThreadPool | None,
-        unseen: UnseenSteps,
     ) -> None:
         self.num_updates = 0
+        self.unlisted: set[int] = set()
         self._tables = tables
         self._trackers = trackers
         self._pool = pool
-        self._unseen = unseen
         self._devices = devices_of(table.weight for table in tables)
         self.counter = native.RowCounter([table.weight for table in tables], trackers, pool)
 
@@ -93,10 +94,12 @@ class GradientRows:
     def _capture_counting(self, index: int, gradient: torch.Tensor) -> None:
         """Have the CUDA graph that is being captured count the rows of a gradient, if it can."""
         # Listing the rows of a dense gradient waits for the device, which ends a capture.
-        is_counted = gradient.layout == torch.sparse_coo
-        self._unseen.note_captured(index, is_counted=is_counted)
-        if is_counted:
+        if gradient.layout == torch.sparse_coo:
             self.count_rows([index], [changed_rows(gradient)])
+        else:
+            self.unlisted.add(index)
+            text = NOT_LISTED.format(name=self._tables[index].name)
+            warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
 
     def count_rows(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Count rows (n,) of tables as changed, once each; not as updates."""

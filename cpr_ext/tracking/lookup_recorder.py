@@ -21,6 +21,7 @@ from cpr_ext.runtime.cuda import (
     use_training_streams,
 )
 from cpr_ext.state.table import ChangeSource, Table
+from cpr_ext.tracking.gradient_rows import RowsChange
 
 # A long run of forward passes without a step must not keep all its indices alive.
 _MAX_PENDING_LOOKUPS = 1 << 24
@@ -31,9 +32,12 @@ class LookupRecorder:
 
     Args:
         counter: of the tables' rows.
+        before_change: called with what a source reports, before these rows change.
     """
 
-    def __init__(self, tables: Sequence[Table], counter: native.RowCounter) -> None:
+    def __init__(
+        self, tables: Sequence[Table], counter: native.RowCounter, before_change: RowsChange
+    ) -> None:
         self._tables = tables
         self._counter = counter
         #: Lookups counted so far.
@@ -43,10 +47,9 @@ class LookupRecorder:
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_lookups = 0
         self._from_source = False
-        self._seen: set[int] = set()  # tables of which a source has reported lookups
-        self._captured: set[int] = set()  # those of which a CUDA graph counts lookups
         self._handles: list[Any] = []
         self._is_noting = False
+        self._before_change = before_change
         #: Called before lookups are counted; no one else uses the trackers once it returns.
         self.before_flush: Callable[[], None] | None = None
 
@@ -109,15 +112,6 @@ class LookupRecorder:
         self._count(pending)
         self.num_lookups += sum(indices.numel() for _, indices in pending)
 
-    def take_seen(self) -> tuple[set[int], set[int]]:
-        """Return the tables whose sources have reported lookups since the last call, by position.
-
-        The second set are those of which lookups were captured in a CUDA graph.
-        """
-        seen, self._seen = self._seen, set()
-        captured, self._captured = self._captured, set()
-        return seen, captured
-
     def forget(self) -> None:
         """Drop what was noted and not yet counted."""
         self._pending, self._pending_lookups = [], 0
@@ -127,7 +121,7 @@ class LookupRecorder:
         if self._is_noting:
             index = self._index[table.name]
             self._from_source = True
-            self._seen.add(index)
+            self._before_change([table], [indices])
             self._note(index, indices)
 
     def _note(self, index: int, indices: torch.Tensor) -> None:
@@ -135,7 +129,6 @@ class LookupRecorder:
             indices = indices.values() if indices.is_nested else indices.contiguous()
         # Each replay of a graph counts what is in its memory then.
         if device_of(indices) is not None and is_capturing():
-            self._captured.add(index)
             self._count([(index, indices)])
             return
         self._pending.append((index, indices))

@@ -8,14 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import Table, may_move_rows
 from cpr_ext.tracking.change_listener import ChangeListener
-from cpr_ext.tracking.drifting_tables import DriftingTables
 from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.row_ranges import RowSpans, complement, overlap
 from cpr_ext.tracking.table_versions import TableVersions
-from cpr_ext.tracking.unseen_steps import UnseenSteps
-from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED, UNSEEN
+from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED
 
 _SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
 
@@ -29,7 +27,6 @@ class OutsideChanges:
 
     Attributes:
         versions: finds such tables.
-        drifted: knows those whose optimizer moves rows without a gradient.
         changed_outside: called with a table that something else than its optimizer has changed.
         listener: hears of all changes, whether or not a snapshot is being taken.
         foreign_step: what is wrong, if an optimizer that nobody gave updates tables.
@@ -40,20 +37,18 @@ class OutsideChanges:
         tables: Sequence[Table],
         by_weight: Mapping[int, int],
         rows: GradientRows,
-        unseen: UnseenSteps,
     ) -> None:
         self.versions = TableVersions(tables)
-        self.drifted = DriftingTables(tables)
         self.changed_outside: Callable[[Table], None] | None = None
         self.listener: ChangeListener | None = None
         self.foreign_step: str | None = None
         self._tables = tables
         self._by_weight = by_weight
         self._rows = rows
-        self._unseen = unseen
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
         # Those that were made dirty as a whole since all was saved: some may not have changed.
         self._overcounted: dict[int, list[tuple[int, int]]] = {}
+        self._moved: set[int] = set()  # tables whose optimizer moved rows without a gradient
         self._expected: set[int] = set()  # tables of which the user reports changes
         self._told: set[int] = set()  # those of which the user ever did
         self._reported: set[tuple[str, int]] = set()
@@ -66,16 +61,22 @@ class OutsideChanges:
         error = self._rows.error
         return None if error is None else NOT_COUNTED.format(error=error)
 
-    def is_proven(self, table: Table) -> bool:
-        """Return whether rows that no tracker calls dirty equal their saved state."""
-        index = self._by_weight[id(table.weight)]
-        unproven = (self._changed, self._unseen.captured, self._told, self.drifted)
-        return not any(index in tables for tables in unproven) and self.problem is None
+    def is_changed(self, table: Table) -> bool:
+        """Return whether more rows have changed than any tracker calls dirty, as far as is seen."""
+        return self._by_weight[id(table.weight)] in self._changed or self.problem is not None
 
-    def has_kept_still(self, table: Table) -> bool:
-        """Return whether only known optimizers have changed the table since :meth:`settle`."""
+    def has_moved(self, table: Table) -> bool:
+        """Return whether clean rows may differ from what was saved, as far as is seen."""
+        return self.is_changed(table) or self._by_weight[id(table.weight)] in self._moved
+
+    def counts_are_known(self, table: Table) -> bool:
+        """Return whether the rows that its tracker calls dirty are all that have changed.
+
+        That is as far as hooks can know: writes past PyTorch are found by comparison.
+        """
         index = self._by_weight[id(table.weight)]
-        return index not in self._changed and index not in self._expected and self.problem is None
+        uncounted = (self._moved, self._told, self._rows.unlisted)
+        return not self.is_changed(table) and not any(index in tables for tables in uncounted)
 
     def look(self, indexes: Collection[int] | None = None) -> None:
         """Look for changes in these tables; None: in all, and for replaced tensors, too."""
@@ -100,11 +101,6 @@ class OutsideChanges:
                 self._reported.add((message, index))
                 text = message.format(name=table.name, what=what)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=5)
-
-    def end_step(self) -> None:
-        """End a training step: rows of tables that none of its steps was seen of may differ."""
-        if unseen := self._unseen.end_step():
-            self.note(unseen, UNSEEN)
 
     def begin_step(self) -> None:
         """Expect no more changes."""
@@ -140,7 +136,7 @@ class OutsideChanges:
     def counts_are_exact(self, table: Table, begin: int, end: int) -> bool:
         """Return whether of the rows [begin, end) just those that have changed are dirty."""
         index = self._by_weight[id(table.weight)]
-        return self.is_proven(table) and not overlap(
+        return self.counts_are_known(table) and not overlap(
             self._overcounted.get(index, []), [(begin, end)]
         )
 
@@ -154,17 +150,26 @@ class OutsideChanges:
         """Something has changed rows of a table, and no version counter moved."""
         self.note({self._by_weight[id(table.weight)]: what})
 
+    def note_step(self, optimizer: torch.optim.Optimizer, owned: Sequence[int]) -> None:
+        """Note a step of an optimizer that has the tables of these positions."""
+        if not self._moved.issuperset(owned) and may_move_rows(optimizer):
+            self._moved.update(
+                index for index in owned if not self._tables[index].updates_only_looked_up_rows()
+            )
+
     def note_all_saved(self) -> None:
         """Note that all rows that were dirty at the last :meth:`settle` are saved."""
         self._overcounted.clear()
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Make the rows of tables that changed outside dirty, in their trackers.
 
         So are those of tables whose optimizer used to move rows without a gradient: its settings
-        changed, or the table was frozen.
+        changed, or the table was frozen. Returns whether there are such tables.
         """
-        for index in self.drifted.take_settled():
+        settled = {i for i in self._moved if self._tables[i].updates_only_looked_up_rows()}
+        self._moved -= settled
+        for index in settled:
             self._changed[index] = [(0, self._tables[index].num_embeddings)]
         for index, ranges in self._changed.items():
             self._overcounted.setdefault(index, []).extend(ranges)
@@ -173,11 +178,13 @@ class OutsideChanges:
                 for first in range(begin, end, _SETTLED_ROWS):
                     rows = torch.arange(first, min(end, first + _SETTLED_ROWS), device=device)
                     self._rows.count_rows([index], [rows])
+        any_changed = bool(self._changed)
         self._changed.clear()
+        return any_changed
 
     def forget(self) -> None:
         """Accept the tables as saved: nothing has changed since."""
         self._changed.clear()
         self._overcounted.clear()
-        self.drifted.clear()
+        self._moved.clear()
         self.versions.read()

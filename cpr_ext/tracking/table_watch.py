@@ -9,7 +9,6 @@ as a whole.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,17 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from cpr_ext._native import native
 from cpr_ext.runtime.cuda import (
     devices_of,
-    is_capturing,
     use_training_streams,
 )
 from cpr_ext.state.table import AssignmentSource, Table
-from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
-from cpr_ext.tracking.carried import PendingGradients
 from cpr_ext.tracking.gradient_rows import GradientRows, RowsChange
 from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
 from cpr_ext.tracking.trackers import Tracker, native_trackers
-from cpr_ext.tracking.unseen_steps import UnseenSteps
 from cpr_ext.tracking.watch_messages import STRANGER
 
 
@@ -74,13 +69,12 @@ class TableWatch:
         changes: outside of optimizers' steps.
         rows: counted so far.
         held: how long the hooks blocked training.
-        gradients: those that no optimizer has applied yet.
         has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
             that the Checkpointer knows.
         before_change: called on the training thread before rows change and before trackers are
             used; no other thread uses either once it returns.
-        rows_change: called then with the rows that are about to change. None, which
-            ``before_change`` may choose, costs less.
+        compare_first: called then with the rows that are about to change, to compare them with what
+            was saved. None costs less.
         first_stepped: called before the first step of an optimizer since :meth:`begin_step`.
         stranger_stepped: called with an optimizer that was not given before it steps; it may be
             inside of one that was.
@@ -95,17 +89,15 @@ class TableWatch:
     ) -> None:
         self.has_stepped = False
         self.before_change: Callable[[], None] | None = None
-        self.rows_change: RowsChange | None = None
+        self.compare_first: RowsChange | None = None
         self.first_stepped: Callable[[], None] | None = None
         self.stranger_stepped: Callable[[torch.optim.Optimizer], None] | None = None
         self._tables = tables
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
-        self._unseen = UnseenSteps(tables)
         each = [native_trackers(trackers[table.name]) for table in tables]
-        self.rows = GradientRows(tables, each, pool, self._unseen)
-        self.changes = OutsideChanges(tables, self._by_weight, self.rows, self._unseen)
+        self.rows = GradientRows(tables, each, pool)
+        self.changes = OutsideChanges(tables, self._by_weight, self.rows)
         self.held = HeldTime()
-        self.gradients = PendingGradients()
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[int, int]] = {}  # numbers: before and after, by optimizer
         self._foreign_tables: set[int] = set()
@@ -118,7 +110,7 @@ class TableWatch:
         """Listen to the steps of all optimizers of this process."""
         if self._handles:
             return
-        # Weak: hooks of torch.optim live as long as the process.
+        # Weak, and never removed once this is garbage, as that may be while they are called.
         before, after = (hook_of(self, call) for call in ("_before_step", "_after_step"))
         self._handles = [register_optimizer_step_pre_hook(hook_of(self, "_before_any_step"))]
         self._hooks = {}
@@ -133,8 +125,6 @@ class TableWatch:
         for source in sources.values():
             if isinstance(source, AssignmentSource):
                 self._handles += source.watch_assignments(self.writing_rows)
-        abandoned_hooks.remove()
-        weakref.finalize(self, abandoned_hooks.take, self._handles).atexit = False
         self.changes.versions.read()
 
     def detach(self) -> None:
@@ -143,30 +133,16 @@ class TableWatch:
             handle.remove()
         self._handles.clear()
         self._running.clear()
-        abandoned_hooks.remove()
 
     @property
     def is_inside_step(self) -> bool:
         """Whether an optimizer is in the middle of its step."""
         return bool(self._running)
 
-    def end_step(self, reported: Collection[int], captured: Collection[int]) -> None:
-        """End a training step: rows of tables that none of its steps was seen of may have changed.
-
-        Args:
-            reported: positions of the tables of which lookups were counted in it.
-            captured: those of which lookups were captured in a CUDA graph.
-        """
-        self._unseen.note_seen(reported)
-        for index in captured:
-            self._unseen.note_captured(index, is_counted=True)
-        self.changes.end_step()
-
     def begin_step(self) -> None:
         """Begin a step: all changes of the model so far belong to the last one."""
         self._running.clear()  # an optimizer's step may have ended by an exception
         self.changes.begin_step()
-        self.gradients.end_step(self._optimizers)
         self.has_stepped = False
 
     def check(self, *, replaced: bool = False) -> None:
@@ -189,6 +165,11 @@ class TableWatch:
                 self.changes.listener.changed_outside(self._tables[index])
         self.changes.accept_loss(lambda table: [])
 
+    def note_lookups(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
+        """Note rows that a fused kernel is about to change, some perhaps repeated."""
+        if self.compare_first is not None:
+            self.compare_first(tables, row_ids)
+
     def count_rows(self, table: Table, row_ids: torch.Tensor) -> None:
         """Count rows (n,) of a table as changed, once each."""
         self.rows.count_rows([self._by_weight[id(table.weight)]], [row_ids])
@@ -202,8 +183,8 @@ class TableWatch:
         index = self._by_weight[id(table.weight)]
         if not self._running:
             self.changes.note(self.changes.versions.differences([index]))
-        if self.rows_change is not None:
-            self.rows_change([table], [row_ids])
+        if self.compare_first is not None:
+            self.compare_first([table], [row_ids])
         if self.changes.listener is not None:
             self.changes.listener.before_write(table, row_ids)
         try:
@@ -213,8 +194,8 @@ class TableWatch:
             self.changes.versions.accept_assigned(index)
 
     def _rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
-        if self.rows_change is not None:
-            self.rows_change(tables, row_ids)
+        if self.compare_first is not None:
+            self.compare_first(tables, row_ids)
         if self.changes.listener is not None:
             for table, ids in zip(tables, row_ids, strict=True):
                 self.changes.listener.before_change(table, ids)
@@ -264,14 +245,12 @@ class TableWatch:
         if not owned:
             return None  # it changes no table
         started = time.perf_counter()
-        if self._unseen.is_possible and not is_capturing():
-            self._unseen.note_seen(owned)
         changes = self.changes
         if changes.foreign_step is not None and self._foreign_tables <= set(owned):
             changes.foreign_step = None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         step = self._enter(optimizer, owned)
-        step.written.update(changes.drifted.note_step(optimizer, owned))
+        changes.note_step(optimizer, owned)
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
             self.held.add_since(started)
@@ -294,7 +273,7 @@ class TableWatch:
         return self._running[-1]
 
     def _count_gradients(self, owned: list[int]) -> Sequence[int]:
-        is_heard = self.rows_change is not None or self.changes.listener is not None
+        is_heard = self.compare_first is not None or self.changes.listener is not None
         return self.rows.count(owned, self._rows_change if is_heard else None)
 
     def _noting(
@@ -316,7 +295,6 @@ class TableWatch:
         return run_and_note
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.gradients.note_step(optimizer)
         running = self._running
         if not running or not any(step.optimizer is optimizer for step in running):
             return

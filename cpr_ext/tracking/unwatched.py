@@ -46,7 +46,7 @@ def warn_of_large_parameters(model: nn.Module, tables: Sequence[Table]) -> None:
                 "while all of it is copied, at every snapshot. If rows of it are looked up, name "
                 f"it: Checkpointer(..., tables={{'{name}': parameter, ...}})",
                 UntrackedChangeWarning,
-                stacklevel=4,  # who makes the Checkpointer
+                stacklevel=3,  # who makes the Checkpointer
             )
 
 

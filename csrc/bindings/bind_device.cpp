@@ -106,43 +106,16 @@ void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const Arra
   stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
 }
 
-// As the pipeline does: through a slot, which has row ids, rounded rows, errors and exact rows.
-std::tuple<py::array_t<bool>, float, py::array_t<float>> round_to_host(DeviceStager& stager,
-                                                                       const ArrayLike& table,
-                                                                       const ArrayLike& row_ids,
-                                                                       const std::string& precision,
-                                                                       const ArrayLike& stored) {
+void round_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLike& row_ids,
+                   const std::string& precision, const ArrayLike& stored) {
   if (!view_tensor(stored, "stored").writable) throw UsageError("stored is read-only");
-  DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
-  if (copy.array.precision == RowPrecision::kExact)
+  const DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
+  if (copy.array.precision == RowPrecision::kExact) {
     throw UsageError("float32 rows are not rounded");
-  copy.check(0, copy.rows.count);
-  const int64_t count = copy.rows.count;
-  const int64_t row_bytes = copy.array.rows.row_bytes;
-  const int64_t stored_bytes = count * copy.array.packed_row_bytes();
-  copy.rows.errors_offset = align_up(stored_bytes);
-  copy.array.exact_offset = copy.rows.errors_offset + align_up(count * int64_t{sizeof(float)});
-  SlotPool slots(1, copy.array.exact_offset + align_up(count * row_bytes) + kAlignment);
-  const PinnedSlots pinned(slots, &stager);
-  const SlotLease slot = slots.acquire();
-  stager.gather({copy.array}, copy.rows, slot.data())->wait();
-  std::copy_n(slot.data(), stored_bytes, copy.packed);
-  const auto* errors = reinterpret_cast<const float*>(slot.data() + copy.rows.errors_offset);
-  const auto* exact = reinterpret_cast<const float*>(slot.data() + copy.array.exact_offset);
-  const int64_t elements = row_bytes / int64_t{sizeof(float)};
-  py::array_t<bool> broken(count);
-  std::vector<float> exact_rows;
-  float largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    broken.mutable_at(i) = std::signbit(errors[i]);
-    largest = std::max(largest, std::fabs(errors[i]));
-    if (!std::signbit(errors[i])) continue;
-    exact_rows.insert(exact_rows.end(), exact + i * elements, exact + (i + 1) * elements);
   }
-  const auto num_exact = static_cast<int64_t>(exact_rows.size()) / elements;
-  py::array_t<float> out({num_exact, elements});
-  std::copy(exact_rows.begin(), exact_rows.end(), out.mutable_data());
-  return {std::move(broken), largest, std::move(out)};
+  py::gil_scoped_release release;
+  copy.check(0, copy.rows.count);
+  stager.gather({copy.array}, copy.rows, copy.packed)->wait();
 }
 
 void restore_from_host(DeviceStager& stager, const ArrayLike& stored, const ArrayLike& row_ids,
@@ -226,9 +199,7 @@ void register_stager(py::module_& module) {
       .def("round_rows", &round_to_host, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
            py::arg("stored"),
            "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;\n"
-           "waits.\n\n"
-           "Returns (n,) bool, which rows broke the bound and are zeros; the largest error of the\n"
-           "others; and (k, columns) float32, those rows as they are.")
+           "waits.")
       .def("restore_rows", &restore_from_host, py::arg("stored"), py::arg("row_ids"),
            py::arg("precision"), py::arg("table"),
            "Write rounded rows (n, bytes) uint8 to the rows row_ids, distinct, as float32; waits.");

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -18,6 +17,7 @@
 #include "core/error.h"
 #include "core/process.h"
 #include "core/stop_flag.h"
+#include "pipeline/segment_layout.h"
 #include "pipeline/segment_restore.h"
 #include "pipeline/snapshot_pipeline.h"
 #include "scrub/row_hashes.h"
@@ -51,17 +51,6 @@ const char* state_name(JobState state) {
   return "unknown";
 }
 
-// Of each chunk that has rounded rows.
-std::vector<std::tuple<int, int64_t, int64_t, float>> rounding_of(
-    const SegmentJob& job, const std::vector<Chunk>& chunks) {
-  std::vector<std::tuple<int, int64_t, int64_t, float>> rounding;
-  for (const Chunk& chunk : chunks) {
-    if (!job.rounds(chunk.table)) continue;
-    rounding.emplace_back(chunk.table, chunk.first, chunk.exact.count, chunk.largest_error);
-  }
-  return rounding;
-}
-
 std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
   std::vector<ChunkTuple> tuples;
   tuples.reserve(chunks.size());
@@ -69,6 +58,24 @@ std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
     tuples.emplace_back(chunk.table, chunk.first, chunk.count, chunk.step, chunk.checksums);
   }
   return tuples;
+}
+
+std::unique_ptr<SegmentLayout> plan_segment(const std::vector<TableSpec*>& tables,
+                                            std::string metadata, int64_t slot_bytes,
+                                            int64_t max_chunk_bytes, int64_t block_bytes) {
+  std::vector<PlannedTable> planned;
+  for (TableSpec* spec : tables) {
+    if (spec == nullptr) throw UsageError("a table is None");
+    if (spec->text == nullptr) {
+      throw UsageError("table '" + spec->table.name + "': describe() was not called");
+    }
+    planned.push_back({&spec->table, spec->text});
+  }
+  if (metadata.size() < 3 || metadata.back() != '}') {
+    throw UsageError("metadata must be a JSON object that is not empty");
+  }
+  return std::make_unique<SegmentLayout>(planned, std::move(metadata), slot_bytes, max_chunk_bytes,
+                                         block_bytes);
 }
 
 // A job together with its pipeline, which goes last, and the tensors it captures from.
@@ -79,60 +86,59 @@ struct Job {
   py::object captured;
 };
 
-std::vector<int64_t> copy_before_write(Job& job,
-                                       const std::vector<std::pair<int, ArrayLike>>& changing) {
-  const int num_tables = static_cast<int>(job.owners.size());
-  std::vector<ChangingRows> rows;
-  for (const auto& [table, row_ids] : changing) {
-    if (table < 0 || table >= num_tables) {
-      throw UsageError("table is " + std::to_string(table) + "; there are " +
-                       std::to_string(num_tables));
+// What forgets rows of a table when they are captured, with the tensor that it needs for that.
+struct TrackedTable {
+  std::vector<RowTracker*> trackers;
+  std::optional<WeightView> weight;
+  py::tuple owners;
+
+  TrackedTable(const SequenceOf<RowTracker>& all, const ArrayLike& of_table) {
+    for (const py::handle each : all) {
+      auto* const tracker = each.cast<RowTracker*>();
+      if (tracker == nullptr) throw UsageError("a tracker is None");
+      trackers.push_back(tracker);
+      if (tracker->needs_weight() && !of_table.is_none()) {
+        weight = view_weight(of_table, tracker->name(), tracker->device());
+      }
     }
-    const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
-    rows.push_back({table, static_cast<const int64_t*>(view.data), view.shape[0]});
+    owners = py::make_tuple(py::tuple(all), of_table);
   }
-  {
-    py::gil_scoped_release release;
-    job.job->copy_before_write(&rows);
-  }
-  std::vector<int64_t> done;
-  for (const ChangingRows& each : rows) done.push_back(each.done);
-  return done;
-}
+};
 
 // The rows of a segment, with the tensors and trackers that they belong to. A job, which any thread
 // may end, holds the rows alone.
 struct Captured {
   std::shared_ptr<CapturedRows> rows = std::make_shared<CapturedRows>();
+  std::vector<SharedRowIds> row_ids;
   py::list owners;
 };
 
-void add_table(Captured& captured, const SequenceOf<RowTracker>& trackers,
-               const std::optional<ArrayLike>& weight, int64_t begin, int64_t end,
-               const std::optional<ArrayLike>& row_ids, std::shared_ptr<PendingRows> chosen) {
-  CapturedRows::Table table;
-  table.range = {begin, end};
-  for (const py::handle each : trackers) {
-    auto* const tracker = each.cast<RowTracker*>();
-    if (tracker == nullptr) throw UsageError("a tracker is None");
-    table.trackers.push_back(tracker);
-    if (tracker->needs_weight() && weight.has_value()) {
-      table.weight = view_weight(*weight, tracker->name(), tracker->device());
+void add_tables(Captured& captured, const std::vector<const TrackedTable*>& tracked,
+                const std::vector<const TableSpec*>& tables,
+                const std::vector<std::shared_ptr<PendingRows>>& chosen) {
+  if (tracked.size() != tables.size() || (!chosen.empty() && chosen.size() != tables.size())) {
+    throw UsageError("tracked, tables and chosen must be equally many");
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tracked[i] == nullptr || tables[i] == nullptr) throw UsageError("a table is None");
+    const SegmentTable& rows = tables[i]->table;
+    CapturedRows::Table table;
+    table.trackers = tracked[i]->trackers;
+    table.weight = tracked[i]->weight;
+    table.range = {rows.range_begin, rows.range_begin + rows.num_rows};
+    if (tables[i]->row_ids != nullptr) {
+      table.row_ids = tables[i]->row_ids->data();
+      table.num_rows = rows.num_rows;
+      if (!chosen.empty()) table.chosen = chosen[i];
+      captured.row_ids.push_back(tables[i]->row_ids);
     }
+    captured.owners.append(tracked[i]->owners);
+    captured.rows->add_table(std::move(table));
   }
-  if (row_ids.has_value()) {
-    const TensorView view = view_contiguous(*row_ids, "row_ids", 1, {DType::kInt64});
-    table.row_ids = static_cast<const int64_t*>(view.data);
-    table.num_rows = view.shape[0];
-    table.chosen = std::move(chosen);
-  }
-  captured.owners.append(py::make_tuple(py::list(trackers), weight, row_ids));
-  captured.rows->add_table(std::move(table));
 }
 
-// What is to record hashes of a table's rows: of the first arrays as they are captured, and of all
-// as a restore would write them. Both may be null.
-using TableHashes = std::tuple<std::shared_ptr<RowHashes>, int64_t, std::shared_ptr<HostRowHashes>>;
+// What is to record hashes of a table's rows, of its first arrays; may be null.
+using TableHashes = std::tuple<std::shared_ptr<RowHashes>, int64_t>;
 
 // Records hashes of captured rows, and has trackers forget them.
 class RowObserver final : public CaptureObserver {
@@ -155,7 +161,7 @@ class RowObserver final : public CaptureObserver {
                        std::to_string(taken_->num_tables()));
     }
     for (size_t i = 0; i < num_tables; ++i) {
-      const auto& [hashes, num_arrays, stored] = hashes_[i];
+      const auto& [hashes, num_arrays] = hashes_[i];
       arrays_.emplace_back();
       if (!hashes) continue;
       for (const SegmentArray& array : tables_[i].arrays) arrays_[i].push_back(array.rows);
@@ -177,48 +183,6 @@ class RowObserver final : public CaptureObserver {
     if (taken_) taken_->take(table, first, count);
   }
 
-  void captured_rows(int table, const RowIdVector& row_ids) override {
-    const RowIds rows{row_ids.data(), static_cast<int64_t>(row_ids.size())};
-    if (const auto& hashes = std::get<0>(hashes_[table])) {
-      hashes->record(arrays_[table], rows, threads_.get());
-    }
-    if (taken_) taken_->take_rows(table, rows);
-  }
-
-  void copied_before_write(int table, const RowIdVector& row_ids) override {
-    if (taken_) taken_->take_rows(table, {row_ids.data(), static_cast<int64_t>(row_ids.size())});
-  }
-
-  void captured_copies(int table, const CopiedRows& copies) override {
-    const auto hashes = std::dynamic_pointer_cast<HostRowHashes>(std::get<0>(hashes_[table]));
-    if (!hashes) return;
-    RowHashes::Arrays arrays = copies.arrays;
-    arrays.resize(arrays_[table].size());
-    const RowIds row_ids{copies.row_ids.data(), static_cast<int64_t>(copies.row_ids.size())};
-    hashes->record_as(arrays, row_ids, copies.positions.data());
-  }
-
-  void checked(const Chunk& chunk, const std::byte* slot) override {
-    const auto& stored = std::get<2>(hashes_[chunk.table]);
-    if (!stored) return;
-    constexpr int64_t kRows = 1024;
-    const SegmentTable& table = tables_[chunk.table];
-    std::vector<std::byte> memory;
-    RowIdVector range_ids;
-    for (int64_t begin = 0; begin < chunk.count; begin += kRows) {
-      const int64_t end = std::min(begin + kRows, chunk.count);
-      const int64_t first = chunk.first + begin;
-      if (table.is_range()) {
-        range_ids.resize(end - begin);
-        std::iota(range_ids.begin(), range_ids.end(), table.range_begin + first);
-      }
-      const int64_t* const row_ids =
-          table.is_range() ? range_ids.data() : row_ids_[chunk.table]->data() + first;
-      stored->record_as(restore_packed(table, chunk, slot, begin, end, &memory),
-                        {row_ids, end - begin});
-    }
-  }
-
  private:
   const std::shared_ptr<ThreadPool> threads_;
   std::vector<TableHashes> hashes_;
@@ -230,8 +194,8 @@ class RowObserver final : public CaptureObserver {
 
 Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::path& path,
           int64_t header_bytes, int64_t file_bytes, const std::vector<TableSpec*>& tables,
-          bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write,
-          std::vector<TableHashes> hashes, const std::shared_ptr<Captured>& captured) {
+          bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, std::vector<TableHashes> hashes,
+          const std::shared_ptr<Captured>& captured) {
   CapturePlan plan;
   plan.path = path.string();
   plan.header_bytes = header_bytes;
@@ -239,7 +203,6 @@ Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::pat
   plan.direct_io = direct_io;
   plan.refuse_nan = refuse_nan;
   plan.max_chunk_bytes = max_chunk_bytes;
-  plan.copy_on_write = copy_on_write;
   py::list owners;
   for (const TableSpec* spec : tables) {
     if (spec == nullptr) throw UsageError("a table is None");
@@ -286,16 +249,18 @@ void register_captured_rows(py::module_& module) {
       (*captured.rows.*act)();
     };
   };
+  py::class_<TrackedTable>(module, "TrackedTable", "What forgets captured rows of a table.")
+      .def(py::init<const SequenceOf<RowTracker>&, const ArrayLike&>(), py::arg("trackers"),
+           py::arg("weight") = py::none(), "weight: the table's, or None if no tracker needs it.");
   py::class_<Captured, std::shared_ptr<Captured>>(
       module, "CapturedRows",
       "The rows of a segment. Their trackers forget those that are captured, the moment they are,\n"
       "and get them back if the segment fails. Used by one thread at a time.")
       .def(py::init<>())
-      .def("add_table", &add_table, py::kw_only(), py::arg("trackers"), py::arg("weight"),
-           py::arg("begin"), py::arg("end"), py::arg("row_ids"), py::arg("chosen") = nullptr,
-           "Add a table: its rows [begin, end), or `row_ids` (n,) int64 of them, ascending.\n\n"
-           "weight: the table's, or None if no tracker needs it.\n"
-           "chosen: has row_ids on a device; None: nothing has.")
+      .def("add_tables", &add_tables, py::arg("tracked"), py::arg("tables"),
+           py::arg("chosen") = std::vector<std::shared_ptr<PendingRows>>(),
+           "Add the rows of a segment's tables, and who is to forget them.\n\n"
+           "chosen: of each table what has its row ids on a device, or None; empty: of none.")
       .def("take_all", call(&CapturedRows::take_all), "Have the trackers forget all rows.")
       .def("put_back", call(&CapturedRows::put_back), "Give the trackers back what they forgot.")
       .def(
@@ -305,6 +270,7 @@ void register_captured_rows(py::module_& module) {
               py::gil_scoped_release release;
               captured.rows->forget();
             }
+            captured.row_ids.clear();
             captured.owners.attr("clear")();
           },
           "Free the memory: no rows will be put back.");
@@ -312,6 +278,16 @@ void register_captured_rows(py::module_& module) {
 
 void register_pipeline(py::module_& module) {
   register_captured_rows(module);
+  module.attr("SEGMENT_VERSION") = kSegmentVersion;
+  module.attr("MAX_HEADER_BYTES") = kMaxHeaderBytes;
+  py::class_<SegmentLayout>(module, "SegmentLayout",
+                            "Where the tables of a new segment lie in its file.")
+      .def(py::init(&plan_segment), py::kw_only(), py::arg("tables"), py::arg("metadata"),
+           py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0, py::arg("block_bytes") = 0,
+           "Set where each table lies, whose chunks go through slots of so many bytes.\n\n"
+           "metadata: a JSON object. block_bytes: 0: the small one where padding would count.")
+      .def_property_readonly("header_bytes", &SegmentLayout::header_bytes, "Size of the header.")
+      .def_property_readonly("file_bytes", &SegmentLayout::file_bytes, "Size of the file.");
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
@@ -331,13 +307,12 @@ void register_pipeline(py::module_& module) {
           "At least one chunk; then `stop` ends the call. Returns the captured chunks (table, "
           "first,\n"
           "count, step, checksums), their checksums not yet known.")
-      .def("copy_before_write", &copy_before_write, py::arg("changing"),
-           "Copy those rows that wait to be captured, before they change.\n\n"
-           "changing: tables, each with the ids (n,) int64 of rows.\n\n"
-           "Returns how many of the row ids of each are done; fewer than n if memory is full.")
       .def_property_readonly(
           "state", [](const Job& job) { return state_name(job.job->state()); },
           "capturing, captured, written, committed or failed.")
+      .def_property_readonly(
+          "captured_bytes", [](const Job& job) { return job.job->captured_bytes(); },
+          "Bytes that all captured chunks took in slots.")
       .def("wait", &wait_for, py::arg("state"), py::arg("timeout_seconds") = py::none(),
            "Return True once `state` is reached, False at the time-out. Raises the job's first\n"
            "error.")
@@ -345,8 +320,12 @@ void register_pipeline(py::module_& module) {
           "chunks", [](const Job& job) { return to_tuples(job.job->chunks()); },
           "Return the captured chunks with their checksums; UsageError before all are written.")
       .def(
-          "rounding", [](const Job& job) { return rounding_of(*job.job, job.job->chunks()); },
-          "Return (table, first, exact rows, largest error) of each chunk of rounded rows.")
+          "header",
+          [](const Job& job, const SegmentLayout& layout) {
+            return py::bytes(layout.header(job.job->chunks()));
+          },
+          py::arg("layout"),
+          "Return the header for finish(); UsageError before all rows are written.")
       .def(
           "finish",
           [](Job& job, const py::bytes& header) {
@@ -369,34 +348,22 @@ void register_pipeline(py::module_& module) {
           "Abort the job, from any thread; wait() returns when nothing of it is left.");
   py::class_<SnapshotPipeline, std::shared_ptr<SnapshotPipeline>>(
       module, "SnapshotPipeline", "Double-buffered writing of segments on a thread of its own.")
-      .def(py::init([](int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
-                       std::shared_ptr<ThreadPool> pool,
+      .def(py::init([](int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> pool,
                        std::vector<std::shared_ptr<DeviceStager>> stagers) {
              return std::shared_ptr<SnapshotPipeline>(
-                 new SnapshotPipeline(num_slots, slot_bytes, copy_on_write_bytes, std::move(pool),
-                                      std::move(stagers)),
+                 new SnapshotPipeline(num_slots, slot_bytes, std::move(pool), std::move(stagers)),
                  DeleteInCreator());
            }),
-           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"),
-           py::arg("copy_on_write_bytes") = 0, py::arg("pool") = nullptr,
+           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("pool") = nullptr,
            py::arg("stagers") = std::vector<std::shared_ptr<DeviceStager>>())
       .def("start", &start, py::kw_only(), py::arg("path"), py::arg("header_bytes"),
            py::arg("file_bytes"), py::arg("tables"), py::arg("direct_io") = true,
            py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
-           py::arg("copy_on_write") = false, py::arg("hashes") = std::vector<TableHashes>(),
-           py::arg("captured") = nullptr,
+           py::arg("hashes") = std::vector<TableHashes>(), py::arg("captured") = nullptr,
            "Start a segment. Raises UsageError if the tables do not fit the slots or the file.\n\n"
-           "hashes: of each table (hashes, n, stored). Captured rows are recorded in `hashes`, of\n"
-           "their first n arrays, and in `stored` as a restore will write them; both may be None.\n"
+           "hashes: of each table (hashes, n). Captured rows are recorded in `hashes`, of their\n"
+           "first n arrays; it may be None.\n"
            "captured: whose trackers forget rows as they are captured; None: no tracker does.")
-      .def(
-          "make_memory", [](SnapshotPipeline& pipeline) { pipeline.copy_arena().make_memory(); },
-          py::call_guard<py::gil_scoped_release>(),
-          "Have the system make the memory for copied rows now, not when rows are first copied.")
-      .def_property_readonly(
-          "copied_bytes",
-          [](SnapshotPipeline& pipeline) { return pipeline.copy_arena().used_bytes(); },
-          "Memory that rows copied before they changed take now.")
       .def(
           "start_log", [](SnapshotPipeline& pipeline) { pipeline.log().start(); },
           "Start to record when the checker and the writer work on a slot.")

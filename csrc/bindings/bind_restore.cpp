@@ -1,7 +1,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 #include <vector>
 
 #include "bindings/annotations.h"
@@ -39,12 +41,6 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
     if (tables[i]->table.is_range()) {
       tables[i]->require_rows_in_memory(wanted[i].first, wanted[i].second);
     }
-    const RowArray& marks = tables[i]->table.marks.rows;
-    const auto [begin, end] = wanted[i];
-    if (marks.data != nullptr && begin < end && !(marks.holds(begin) && marks.holds(end - 1))) {
-      throw RowIndexError("table '" + tables[i]->table.name +
-                          "': marks are not of all rows wanted");
-    }
     bound.source.tables.push_back({tables[i]->table, wanted[i].first, wanted[i].second});
     bound.owners.append(tables[i]->owners);
   }
@@ -53,8 +49,7 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
       throw UsageError("a chunk names table " + std::to_string(table) + "; there are " +
                        std::to_string(tables.size()));
     }
-    const ExactRows exact = tables[table]->exact_rows_at(first);
-    bound.source.chunks.push_back({table, first, count, step, checksums, exact, 0});
+    bound.source.chunks.push_back({table, first, count, step, checksums});
   }
   return bound;
 }
@@ -139,7 +134,19 @@ void register_restore(py::module_& module) {
            py::arg("wanted"), py::arg("chunks"))
       .def_property_readonly(
           "path", [](const BoundSource& bound) { return text_of(bound.source.path); },
-          "Path of the file.");
+          "Path of the file.")
+      .def_property_readonly(
+          "slot_bytes",
+          [](const BoundSource& bound) {
+            int64_t most = 0;
+            for (const Chunk& chunk : bound.source.chunks) {
+              const SegmentTable& table = bound.source.tables[chunk.table].table;
+              check_chunk(table, chunk, std::numeric_limits<int64_t>::max());
+              most = std::max(most, chunk_bytes(table, chunk.count));
+            }
+            return most;
+          },
+          "Bytes that the largest of the chunks takes in a slot.");
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
              py::arg("pauses_seconds") = std::vector<double>{},

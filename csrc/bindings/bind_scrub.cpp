@@ -39,7 +39,16 @@ RowIds view_row_ids(const ArrayLike& row_ids) {
 }
 
 ComparisonTuple to_tuple(const RowComparison& found) {
-  return {found.changed_row, found.num_compared, found.num_recorded};
+  return {found.changed_row, found.num_compared, found.num_unknown};
+}
+
+template <auto kCompare>
+ComparisonTuple compare_rows(HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
+                             const ArrayLike& row_ids) {
+  const std::vector<RowArray> views = view_arrays(arrays);
+  const RowIds ids = view_row_ids(row_ids);
+  py::gil_scoped_release release;
+  return to_tuple((hashes.*kCompare)(views, tracker, ids));
 }
 
 void register_host_hashes(py::module_& module) {
@@ -47,46 +56,17 @@ void register_host_hashes(py::module_& module) {
       module, "HostRowHashes", "Hashes of a table in the host's memory.")
       .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
       .def(
-          "record_unknown",
-          [](HostRowHashes& hashes, const Arrays& arrays, int64_t begin, int64_t end,
-             ThreadPool* pool) {
-            const std::vector<RowArray> views = view_arrays(arrays);
-            py::gil_scoped_release release;
-            hashes.record_unknown(views, {begin, end}, pool);
-          },
-          py::arg("arrays"), py::arg("begin"), py::arg("end"), py::arg("pool") = nullptr,
-          "Record those of the rows [begin, end) whose hash is not known, as they are now.")
-      .def(
           "values",
           [](const HostRowHashes& hashes, const ArrayLike& row_ids) {
             return to_numpy(hashes.values(view_row_ids(row_ids)));
           },
           py::arg("row_ids"), "Return the hashes (n,) of rows row_ids (n) int64; 0: not known.")
-      .def(
-          "assign",
-          [](HostRowHashes& hashes, const ArrayLike& values, int64_t begin) {
-            const TensorView view = view_tensor(values, "values");
-            if (view.shape.size() != 1 || view.item_bytes != 2 || !view.is_contiguous()) {
-              throw UsageError("values must be contiguous (n,) uint16");
-            }
-            const auto* data = static_cast<const uint16_t*>(view.data);
-            hashes.assign({data, data + view.shape[0]}, begin);
-          },
-          py::arg("values"), py::arg("begin"),
-          "Take the hashes (n,) uint16 of the rows from `begin` on.")
-      .def(
-          "compare",
-          [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
-             const ArrayLike& row_ids) {
-            const std::vector<RowArray> views = view_arrays(arrays);
-            const RowIds ids = view_row_ids(row_ids);
-            py::gil_scoped_release release;
-            return to_tuple(hashes.compare(views, tracker, ids));
-          },
-          py::arg("arrays"), py::arg("tracker"), py::arg("row_ids"),
-          "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
-          "Returns (the first row that differs, or -1; rows compared; rows that were recorded\n"
-          "because their hash was not known).")
+      .def("compare", &compare_rows<&HostRowHashes::compare>, py::arg("arrays"), py::arg("tracker"),
+           py::arg("row_ids"),
+           "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
+           "Returns (the first row that differs, or -1; rows compared; clean rows whose hash is "
+           "not\n"
+           "known).")
       .def(
           "compare_range",
           [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker, int64_t begin,
@@ -96,7 +76,11 @@ void register_host_hashes(py::module_& module) {
             return to_tuple(hashes.compare_range(views, tracker, {begin, end}));
           },
           py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
-          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.");
+          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.")
+      .def("compare_changing", &compare_rows<&HostRowHashes::compare_changing>, py::arg("arrays"),
+           py::arg("tracker"), py::arg("row_ids"),
+           "Compare those clean rows of row_ids (n) int64, perhaps repeated, that are about to\n"
+           "change, as compare does, and forget their hashes.");
 }
 
 #if CPR_EXT_HAS_CUDA

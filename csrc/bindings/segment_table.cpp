@@ -50,6 +50,55 @@ void TableSpec::add_rows(std::string name, const ArrayLike& tensor, int64_t file
   owners.append(py::cast(stager));
 }
 
+void TableSpec::describe(
+    std::string name, std::string arrays,
+    const std::vector<std::tuple<std::string, std::string, std::string>>& stored,
+    const std::optional<std::string>& shape) {
+  TableText described{
+      std::move(name), std::move(arrays), shape.value_or(""), shape.has_value(), {}};
+  for (const auto& [array, dtype, row_shape] : stored) {
+    described.stored.push_back({array, dtype, row_shape});
+  }
+  if (described.stored.size() != 1 + table.arrays.size()) {
+    throw UsageError("table '" + table.name + "': " + std::to_string(stored.size()) +
+                     " texts for row_ids and " + std::to_string(table.arrays.size()) + " arrays");
+  }
+  text = std::make_shared<const TableText>(std::move(described));
+}
+
+TableSpec TableSpec::with_row_ids(const ArrayLike& ids) const {
+  const TensorView view = view_contiguous(ids, "row_ids", 1, {DType::kInt64});
+  TableSpec other = *this;
+  other.table.num_rows = view.shape[0];
+  other.table.row_ids_offset = 0;
+  other.table.range_begin = 0;
+  check_table(other.table);
+  other.row_ids = share_row_ids(ids, static_cast<const int64_t*>(view.data), view.shape[0]);
+  return other;
+}
+
+TableSpec TableSpec::with_range(int64_t begin, int64_t num_rows) const {
+  TableSpec other = *this;
+  other.table.num_rows = num_rows;
+  other.table.row_ids_offset = -1;
+  other.table.range_begin = begin;
+  other.row_ids = nullptr;
+  check_table(other.table);
+  return other;
+}
+
+TableSpec TableSpec::in_file(int64_t num_rows, std::optional<int64_t> range_begin,
+                             int64_t block_bytes) const {
+  TableSpec other = *this;
+  other.table.num_rows = num_rows;
+  other.table.row_ids_offset = range_begin.has_value() ? -1 : 0;
+  other.table.range_begin = range_begin.value_or(0);
+  other.table.block_bytes = block_bytes;
+  for (SegmentArray& array : other.table.arrays) array.file_offset = 0;
+  check_table(other.table);
+  return other;
+}
+
 void TableSpec::add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset,
                           bool check_nan) {
   const TensorView view = view_tensor(tensor, name.c_str());
@@ -75,52 +124,6 @@ void TableSpec::place(int64_t row_ids_offset, const std::vector<int64_t>& array_
   for (size_t i = 0; i < array_offsets.size(); ++i) placed.arrays[i].file_offset = array_offsets[i];
   check_table(placed);
   table = std::move(placed);
-}
-
-void TableSpec::pack_row_ids(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& runs) {
-  SegmentTable packed = table;
-  packed.packed_ids.clear();
-  int64_t first = 0;
-  int64_t offset = table.row_ids_offset;
-  for (const auto& [count, smallest, largest] : runs) {
-    const RowIdRun run{count, smallest, largest};
-    if (!is_possible(run) || offset < 0 || offset > kMaxSegmentBytes) {
-      throw UsageError("table '" + table.name + "': there are no " + std::to_string(count) +
-                       " row ids from " + std::to_string(smallest) + " to " +
-                       std::to_string(largest));
-    }
-    packed.packed_ids.push_back({first, run, offset});
-    first += count;
-    offset += align_up(packed_bytes(run), table.block_bytes);
-  }
-  check_table(packed);
-  table = std::move(packed);
-}
-
-void TableSpec::keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& exact) {
-  SegmentTable with_exact = table;
-  with_exact.exact_rows.clear();
-  for (const auto& [first, count, offset] : exact) {
-    with_exact.exact_rows.push_back({first, count, offset});
-  }
-  check_table(with_exact);
-  table = std::move(with_exact);
-}
-
-void TableSpec::mark_rows(const ArrayLike& marks, int64_t first_row_id, uint8_t of_row,
-                          uint8_t of_exact) {
-  const TensorView view = view_contiguous(marks, "marks", 1, {DType::kUInt8});
-  if (first_row_id < 0) throw UsageError("first_row_id must not be negative");
-  if (!view.writable) read_only = "marks";
-  table.marks = {view_rows(marks, "marks", first_row_id), of_row, of_exact};
-  owners.append(marks);
-}
-
-ExactRows TableSpec::exact_rows_at(int64_t first) const {
-  const auto found =
-      std::lower_bound(table.exact_rows.begin(), table.exact_rows.end(), first,
-                       [](const ExactRows& exact, int64_t at) { return exact.first < at; });
-  return found != table.exact_rows.end() && found->first == first ? *found : ExactRows{};
 }
 
 void TableSpec::require_rows_in_memory(int64_t begin, int64_t end) const {
@@ -182,19 +185,25 @@ void register_segment_table(py::module_& module) {
            "first_row_id: of the tensor's first row. stager: of the tensor's CUDA device; None: "
            "the\n"
            "tensor is on the CPU. precision: of the float32 rows in the file.")
+      .def("in_file", &TableSpec::in_file, py::arg("num_rows"), py::arg("range_begin"),
+           py::arg("block_bytes"),
+           "Return the table with the rows of a file, for place(). range_begin: None: its row ids\n"
+           "are in the file.")
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true,
            "Add a tensor that is not made of rows: one row per byte.")
+      .def("describe", &TableSpec::describe, py::arg("name"), py::arg("arrays"), py::arg("stored"),
+           py::arg("shape") = py::none(),
+           "Set what the header of a new segment says of the table.\n\n"
+           "name: a JSON text. arrays: one that describes the rows. stored: of row_ids and each\n"
+           "array the name (a JSON text), the dtype in safetensors, and the shape of a row\n"
+           "(',2,3'). shape: of a tensor that is no table ('2,3').")
+      .def("with_row_ids", &TableSpec::with_row_ids, py::arg("row_ids"),
+           "Return the table with other rows: (n,) int64, ascending, not changed from now on.")
+      .def("with_range", &TableSpec::with_range, py::arg("begin"), py::arg("num_rows"),
+           "Return the table with other rows: so many from `begin` on.")
       .def("place", &TableSpec::place, py::arg("row_ids_offset"), py::arg("array_offsets"),
            "Set where in the file the row ids (-1: a range) and the arrays begin.")
-      .def("pack_row_ids", &TableSpec::pack_row_ids, py::arg("runs"),
-           "Set that the row ids are packed: (count, first, last) of each chunk. After place().")
-      .def("keep_exact", &TableSpec::keep_exact, py::arg("exact"),
-           "Set (first, count, file offset) of the exact rows of chunks to be read.")
-      .def("mark_rows", &TableSpec::mark_rows, py::arg("marks"), py::arg("first_row_id") = 0,
-           py::kw_only(), py::arg("of_row"), py::arg("of_exact"),
-           "Let a restore note in (n,) uint8 which rows it writes: of_row, or of_exact of the\n"
-           "exact rows. first_row_id: of the first mark.")
       .def(
           "rows_per_chunk",
           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
@@ -209,10 +218,9 @@ void register_segment_table(py::module_& module) {
               throw UsageError("count is " + std::to_string(count) + "; the table has " +
                                std::to_string(spec.table.num_rows) + " rows");
             }
-            return most_chunk_bytes(spec.table, count);
+            return chunk_bytes(spec.table, count);
           },
-          py::arg("count"),
-          "Return the bytes that a chunk of `count` rows takes in a slot at most.");
+          py::arg("count"), "Return the bytes that a chunk of `count` rows takes in a slot.");
 }
 
 }  // namespace cpr_ext

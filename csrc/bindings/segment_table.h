@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "bindings/annotations.h"
 #include "core/row_id_vector.h"
+#include "pipeline/segment_layout.h"
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
 
@@ -22,8 +24,9 @@ using ChunkTuple = std::tuple<int, int64_t, int64_t, int64_t, std::vector<uint32
 // The table, with the tensors it points into.
 struct TableSpec {
   SegmentTable table;
-  SharedRowIds row_ids;   // null: none were given
-  std::string read_only;  // name of an array that cannot be restored into
+  SharedRowIds row_ids;                   // null: none were given
+  std::shared_ptr<const TableText> text;  // null: it was not described
+  std::string read_only;                  // name of an array that cannot be restored into
   pybind11::list owners;
 
   TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
@@ -33,24 +36,25 @@ struct TableSpec {
                 int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager,
                 const std::string& precision);
 
+  // What the header of a segment says of it.
+  void describe(std::string name, std::string arrays,
+                const std::vector<std::tuple<std::string, std::string, std::string>>& stored,
+                const std::optional<std::string>& shape);
+
+  // The same table with other rows: row_ids (n,) int64, or the range of num_rows rows from
+  // range_begin on.
+  TableSpec with_row_ids(const ArrayLike& ids) const;
+  TableSpec with_range(int64_t begin, int64_t num_rows) const;
+
+  // The same table as a file has it; place() comes next.
+  TableSpec in_file(int64_t num_rows, std::optional<int64_t> range_begin,
+                    int64_t block_bytes) const;
+
   // A tensor that is not made of rows (the dense part): one row per byte.
   void add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset, bool check_nan);
 
   // Where the row ids (-1: a range) and the arrays, in their order, begin in the file.
   void place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets);
-
-  // The runs (count, first, last) of the row ids of each chunk, which are packed in the file, from
-  // where the row ids begin.
-  void pack_row_ids(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& runs);
-
-  // Of chunks of a file to read: (first, exact rows, where they are in the file).
-  void keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& exact);
-
-  // Lets a restore note what it writes to rows, in (n,) uint8 from row `first_row_id` on.
-  void mark_rows(const ArrayLike& marks, int64_t first_row_id, uint8_t of_row, uint8_t of_exact);
-
-  // Of the chunk at `first`; none if nothing is known of any.
-  ExactRows exact_rows_at(int64_t first) const;
 
   // Checks that every row of the segment in [begin, end) is in memory. A restore of row ids checks
   // them when they are read from the file.

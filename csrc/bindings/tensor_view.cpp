@@ -49,13 +49,19 @@ TensorView view_numpy(py::handle object, const char* name) {
   TensorView view;
   view.data = const_cast<void*>(array.data());
   view.writable = array.writeable();
-  // A fresh numpy dtype object may be made per array, so look it up by name, without the cache.
-  view.dtype_name = py::str(array.dtype());
-  const auto known = dtype_names().find(view.dtype_name);
-  view.dtype = known == dtype_names().end() ? DType::kOther : known->second;
   view.item_bytes = array.itemsize();
-  if (py::cast<bool>(array.dtype().attr("hasobject"))) {
-    throw UsageError(std::string(name) + " holds Python objects, not numbers");
+  const py::dtype dtype = array.dtype();
+  if (dtype.kind() == 'i' && view.item_bytes == 8 && dtype.byteorder() == '=') {
+    view.dtype = DType::kInt64;  // row ids: to ask for the name takes longer than all else here
+    view.dtype_name = "int64";
+  } else {
+    // A fresh numpy dtype object may be made per array, so look it up by name, without the cache.
+    view.dtype_name = py::str(dtype);
+    const auto known = dtype_names().find(view.dtype_name);
+    view.dtype = known == dtype_names().end() ? DType::kOther : known->second;
+    if (py::cast<bool>(dtype.attr("hasobject"))) {
+      throw UsageError(std::string(name) + " holds Python objects, not numbers");
+    }
   }
   const auto item_bytes = std::max<py::ssize_t>(1, array.itemsize());
   for (py::ssize_t i = 0; i < array.ndim(); ++i) {

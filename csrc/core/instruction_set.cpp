@@ -15,10 +15,7 @@ constexpr InstructionSet kAll[] = {InstructionSet::kPortable, InstructionSet::kA
 bool is_available(InstructionSet set) {
   if (set == InstructionSet::kPortable) return true;
 #if CPR_EXT_HAS_AVX512
-  if (set == InstructionSet::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-  }
+  if (set == InstructionSet::kAvx2) return __builtin_cpu_supports("avx2");
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #else

@@ -7,25 +7,24 @@
 #include <vector>
 
 #if defined(__x86_64__)
-#define CPR_EXT_HAS_AVX2 1
 #define CPR_EXT_HAS_AVX512 1
-// On a function that may use AVX2, FMA and F16C; called only where instruction_set() says so.
-#define CPR_EXT_AVX2 __attribute__((target("avx2,fma,f16c")))
+// On a function that may use AVX2; called only where instruction_set() says so.
+#define CPR_EXT_AVX2 __attribute__((target("avx2")))
 // On a function that may use AVX-512; called only where instruction_set() says so.
 #define CPR_EXT_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #else
-#define CPR_EXT_HAS_AVX2 0
 #define CPR_EXT_HAS_AVX512 0
 #define CPR_EXT_AVX2
 #define CPR_EXT_AVX512
 #endif
 // The body that several forms of a kernel share, each compiled for its own instructions.
 #define CPR_EXT_KERNEL_BODY inline __attribute__((always_inline))
+// On a lambda in one, which does not inherit that.
+#define CPR_EXT_KERNEL_LAMBDA __attribute__((always_inline))
 
 namespace cpr_ext {
 
-// kAvx2 also stands for FMA and F16C, which all CPUs with AVX2 have but a few.
 enum class InstructionSet { kPortable, kAvx2, kAvx512 };
 
 // The best that this CPU has; less if the environment variable CPR_EXT_INSTRUCTION_SET names

@@ -6,6 +6,7 @@
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "staging/find_nan.h"
+#include "staging/row_rounding.h"
 
 namespace cpr_ext {
 
@@ -23,8 +24,8 @@ constexpr int64_t kBlockBytes = 256 * 1024;
   throw NanError("table '" + table.name + "', " +
                  (is_row ? "row " + std::to_string(row_id)
                          : "element " + std::to_string(position / item_size(array.rows.dtype))) +
-                 ": " + array.name +
-                 " is NaN; the snapshot is given up and earlier ones are kept. " +
+                 ": " + array.name + (array.is_rounded() ? " is NaN or infinite" : " is NaN") +
+                 "; the snapshot is given up and earlier ones are kept. " +
                  "Look for divergence, or save NaN rows with on_nan=\"save\"");
 }
 
@@ -32,20 +33,6 @@ constexpr int64_t kBlockBytes = 256 * 1024;
                          const SegmentArray& array, int64_t element) {
   const int64_t byte = element * item_size(array.rows.dtype);
   refuse_row(table, row_ids, array, chunk.first + byte / array.file_row_bytes());
-}
-
-// Throws NanError for a NaN among a chunk's exact rows.
-void check_exact_rows(const SegmentTable& table, const int64_t* row_ids, const Chunk& chunk,
-                      const std::byte* data) {
-  const auto* positions = reinterpret_cast<const int32_t*>(data);
-  data += chunk.exact.count * static_cast<int64_t>(sizeof(int32_t));
-  for (const SegmentArray& array : table.arrays) {
-    if (!array.is_rounded()) continue;
-    const int64_t row_items = array.rows.row_bytes / item_size(array.rows.dtype);
-    const int64_t at = find_nan(array.rows.dtype, data, chunk.exact.count * row_items);
-    if (at >= 0) refuse_row(table, row_ids, array, chunk.first + positions[at / row_items]);
-    data += chunk.exact.count * array.rows.row_bytes;
-  }
 }
 
 // The checksum of `padded_bytes`, of which elements of `dtype` fill `bytes`; the position of the
@@ -71,24 +58,24 @@ uint32_t check_bytes(const std::byte* data, int64_t padded_bytes, int64_t bytes,
 std::vector<uint32_t> check_captured(const SegmentTable& table, const int64_t* row_ids,
                                      const Chunk& chunk, const std::byte* data, bool refuse_nan) {
   std::vector<uint32_t> checksums;
-  const auto pieces = chunk_pieces(table, chunk);
+  const auto pieces = chunk_pieces(table, chunk.first, chunk.count);
   auto piece = pieces.begin();
   if (row_ids != nullptr) {
     checksums.push_back(check_bytes(data, piece->size_bytes, 0, DType::kInt64, nullptr));
     data += piece++->bytes_in_memory();
   }
   for (const SegmentArray& array : table.arrays) {
-    // A rounded row has no NaN; one with NaN is among the exact rows.
     const bool look = refuse_nan && item_size(array.rows.dtype) > 0 && !array.is_rounded();
+    if (refuse_nan && array.is_rounded()) {
+      const int64_t row = find_nan_row(
+          data, array.precision, array.rows.row_bytes / item_size(array.rows.dtype), chunk.count);
+      if (row >= 0) refuse_row(table, row_ids, array, chunk.first + row);
+    }
     int64_t nan = -1;
     checksums.push_back(check_bytes(data, piece->size_bytes, chunk.count * array.file_row_bytes(),
                                     array.rows.dtype, look ? &nan : nullptr));
     if (nan >= 0) refuse(table, row_ids, chunk, array, nan);
     data += piece++->bytes_in_memory();
-  }
-  if (chunk.exact.count > 0) {
-    if (refuse_nan) check_exact_rows(table, row_ids, chunk, data);
-    checksums.push_back(check_bytes(data, piece->size_bytes, 0, DType::kOther, nullptr));
   }
   return checksums;
 }

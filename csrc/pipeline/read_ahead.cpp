@@ -28,7 +28,10 @@ ReadAhead::ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, 
                      const ReadErrors& errors)
     : direct_io_(direct_io), slots_(slots), errors_(errors) {
   for (const RestoreSource& source : sources) {
-    for (const Chunk& chunk : source.chunks) chunks_.push_back({&source, &chunk});
+    for (const Chunk& chunk : source.chunks) {
+      const SegmentTable& table = source.tables[chunk.table].table;
+      chunks_.push_back({&source, &chunk, chunk_bytes(table, chunk.count)});
+    }
   }
   const size_t num_readers =
       std::min<size_t>({kReaders, chunks_.size(), static_cast<size_t>(slots.num_slots())});
@@ -63,16 +66,24 @@ void ReadAhead::run() {
     OpenFile file;
     for (;;) {
       SlotLease slot = slots_.acquire();  // first, so that who reads the next to be given has one
-      size_t number;
+      size_t begin, end;
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (next_to_read_ == chunks_.size()) return;
-        number = next_to_read_++;
+        begin = next_to_read_;
+        end = next_to_read_ = end_of_run(begin);
       }
-      ReadChunk read = read_chunk(chunks_[number], std::move(slot), &file);
+      std::byte* data = slot.data();
+      const auto shared = std::make_shared<const SlotLease>(std::move(slot));
+      std::vector<ReadChunk> read;
+      for (size_t i = begin; i < end; ++i) {
+        read.push_back(read_chunk(chunks_[i], data, &file));
+        read.back().slot = shared;
+        data += chunks_[i].slot_bytes;
+      }
       std::lock_guard<std::mutex> lock(mutex_);
       if (is_stopped_) return;
-      read_.emplace(number, std::move(read));
+      for (size_t i = begin; i < end; ++i) read_.emplace(i, std::move(read[i - begin]));
       changed_.notify_one();
     }
   } catch (...) {
@@ -82,16 +93,26 @@ void ReadAhead::run() {
   }
 }
 
-ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, SlotLease slot, OpenFile* file) {
+// A slot has room for many small chunks: to hand each over takes longer than to read it.
+size_t ReadAhead::end_of_run(size_t begin) const {
+  int64_t left = slots_.slot_bytes() - chunks_[begin].slot_bytes;
+  size_t end = begin + 1;
+  while (end < chunks_.size() && chunks_[end].source == chunks_[begin].source &&
+         chunks_[end].slot_bytes <= left) {
+    left -= chunks_[end++].slot_bytes;
+  }
+  return end;
+}
+
+ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, std::byte* data, OpenFile* file) {
   if (file->source != wanted.source) {
     *file = OpenFile{};
     file->source = wanted.source;
   }
   const Chunk& chunk = *wanted.chunk;
   const SegmentTable& table = wanted.source->tables[chunk.table].table;
-  ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0, false};
-  std::byte* data = read.slot.data();
-  for (const Piece& piece : chunk_pieces(table, chunk)) {
+  ReadChunk read{wanted.source, &chunk, nullptr, data, {}, 0, false};
+  for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
     read.damage.push_back(read_piece(piece, data, file, &read));
     if (file->reader) read.bytes += piece.size_bytes;
     data += piece.bytes_in_memory();

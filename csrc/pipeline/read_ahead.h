@@ -22,8 +22,9 @@ namespace cpr_ext {
 struct ReadChunk {
   const RestoreSource* source = nullptr;
   const Chunk* chunk = nullptr;
-  SlotLease slot;
-  std::vector<std::string> damage;  // per piece, empty if it could be read
+  std::shared_ptr<const SlotLease> slot;  // of several chunks, if they are small
+  const std::byte* data = nullptr;        // in the slot
+  std::vector<std::string> damage;        // per piece, empty if it could be read
   int64_t bytes = 0;
   bool is_unreadable = false;  // a piece could not be read, rather than is damaged
 };
@@ -46,10 +47,12 @@ class ReadAhead {
   struct WantedChunk {
     const RestoreSource* source;
     const Chunk* chunk;
+    int64_t slot_bytes;
   };
   struct OpenFile;
   void run();
-  ReadChunk read_chunk(const WantedChunk& wanted, SlotLease slot, OpenFile* file);
+  size_t end_of_run(size_t begin) const;
+  ReadChunk read_chunk(const WantedChunk& wanted, std::byte* data, OpenFile* file);
   std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read);
   void open(OpenFile* file) const;
   bool pause(double seconds);

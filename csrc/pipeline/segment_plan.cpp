@@ -10,60 +10,12 @@
 namespace cpr_ext {
 
 namespace {
-constexpr int64_t kChunksPerSlot = 8;
 
 std::string of_table(const SegmentTable& table, const std::string& what) {
   return "table '" + table.name + "', " + what + ": ";
 }
 
-const PackedRowIds* find_packed(const SegmentTable& table, int64_t first, int64_t count) {
-  const auto found =
-      std::lower_bound(table.packed_ids.begin(), table.packed_ids.end(), first,
-                       [](const PackedRowIds& ids, int64_t at) { return ids.first < at; });
-  const bool is_there = found != table.packed_ids.end() && found->first == first;
-  return is_there && found->run.count == count ? &*found : nullptr;
-}
-
-std::vector<Piece> row_pieces(const SegmentTable& table, int64_t first, int64_t count) {
-  const auto in_file = [&](int64_t bytes) { return align_up(bytes, table.block_bytes); };
-  std::vector<Piece> pieces;
-  if (!table.packed_ids.empty()) {
-    const PackedRowIds* ids = find_packed(table, first, count);
-    assert(ids != nullptr && "not a chunk of the table");
-    pieces.push_back({ids->file_offset, in_file(packed_bytes(ids->run))});
-  } else if (!table.is_range()) {
-    pieces.push_back({table.row_ids_offset + first * kRowIdBytes, in_file(count * kRowIdBytes)});
-  }
-  for (const SegmentArray& array : table.arrays) {
-    pieces.push_back({array.file_offset + first * array.file_row_bytes(),
-                      in_file(count * array.file_row_bytes())});
-  }
-  return pieces;
-}
-
-// What the table has in the file, but for exact rows.
-std::vector<Piece> extents_of(const SegmentTable& table) {
-  const auto in_file = [&](int64_t bytes) { return align_up(bytes, table.block_bytes); };
-  std::vector<Piece> pieces;
-  for (const PackedRowIds& ids : table.packed_ids) {
-    pieces.push_back({ids.file_offset, in_file(packed_bytes(ids.run))});
-  }
-  if (table.packed_ids.empty() && !table.is_range()) {
-    pieces.push_back({table.row_ids_offset, in_file(table.num_rows * kRowIdBytes)});
-  }
-  for (const SegmentArray& array : table.arrays) {
-    pieces.push_back({array.file_offset, in_file(table.num_rows * array.file_row_bytes())});
-  }
-  return pieces;
-}
-
 }  // namespace
-
-int64_t SegmentTable::exact_row_bytes() const {
-  int64_t bytes = 0;
-  for (const SegmentArray& array : arrays) bytes += array.is_rounded() ? array.rows.row_bytes : 0;
-  return bytes == 0 ? 0 : bytes + static_cast<int64_t>(sizeof(int32_t));
-}
 
 void check_table(const SegmentTable& table) {
   if (table.block_bytes != kAlignment && table.block_bytes != kSmallBlock) {
@@ -78,14 +30,11 @@ void check_table(const SegmentTable& table) {
                      "; neither may be negative");
   }
   int64_t bytes_left = kMaxSegmentBytes;
-  const auto check_offset = [&](const std::string& what, int64_t offset) {
-    if (offset < 0 || offset > kMaxSegmentBytes || offset % table.block_bytes != 0) {
+  const auto take = [&](const std::string& what, int64_t offset, int64_t file_row_bytes) {
+    if (offset < 0 || offset % table.block_bytes != 0) {
       throw UsageError(of_table(table, what) + "file offset " + std::to_string(offset) +
                        " is not a multiple of " + std::to_string(table.block_bytes));
     }
-  };
-  const auto take = [&](const std::string& what, int64_t offset, int64_t file_row_bytes) {
-    if (offset <= kMaxSegmentBytes) check_offset(what, offset);
     if (offset > kMaxSegmentBytes || table.num_rows > bytes_left / file_row_bytes) {
       throw UsageError(of_table(table, what) + std::to_string(table.num_rows) + " rows of " +
                        std::to_string(file_row_bytes) + " bytes at " + std::to_string(offset) +
@@ -96,27 +45,6 @@ void check_table(const SegmentTable& table) {
   if (table.row_ids_offset != -1) take("row_ids", table.row_ids_offset, kRowIdBytes);
   for (const SegmentArray& array : table.arrays) {
     take(array.name, array.file_offset, array.file_row_bytes());
-  }
-  const auto refuse = [&](int64_t first) {
-    throw UsageError("table '" + table.name + "': what is said of its chunk at row " +
-                     std::to_string(first) + " is impossible");
-  };
-  int64_t next_row = 0;
-  for (const PackedRowIds& ids : table.packed_ids) {
-    const bool fits =
-        ids.first == next_row && is_possible(ids.run) && ids.run.count <= table.num_rows - next_row;
-    if (!fits || table.is_range()) refuse(ids.first);
-    check_offset("row_ids", ids.file_offset);
-    next_row += ids.run.count;
-  }
-  if (!table.packed_ids.empty() && next_row != table.num_rows) refuse(next_row);
-  next_row = 0;
-  for (const ExactRows& exact : table.exact_rows) {
-    const bool fits = exact.first >= next_row && exact.count > 0 &&
-                      exact.count <= table.num_rows - exact.first && table.exact_row_bytes() > 0;
-    if (!fits) refuse(exact.first);
-    check_offset("exact rows", exact.file_offset);
-    next_row = exact.first + exact.count;
   }
 }
 
@@ -129,7 +57,7 @@ void check_layout(const std::vector<SegmentTable>& tables, int64_t header_bytes,
   };
   std::vector<Extent> extents;
   for (const SegmentTable& table : tables) {
-    for (const Piece& piece : extents_of(table)) {
+    for (const Piece& piece : chunk_pieces(table, 0, table.num_rows)) {
       const int64_t end = piece.file_offset + piece.size_bytes;
       if (piece.file_offset < header_bytes || end > file_bytes) {
         throw UsageError("table '" + table.name + "': bytes " + std::to_string(piece.file_offset) +
@@ -157,12 +85,7 @@ void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_byt
   if (chunk.first < 0 || chunk.count < 1 || chunk.count > table.num_rows - chunk.first) {
     refuse("lies outside the table's " + std::to_string(table.num_rows) + " rows");
   }
-  if (!table.packed_ids.empty() && find_packed(table, chunk.first, chunk.count) == nullptr) {
-    refuse("is not one whose row ids are described");
-  }
-  if (chunk.exact.count > chunk.count) refuse("has more exact rows than rows");
-  if (chunk.count > std::numeric_limits<int32_t>::max()) refuse("has too many rows");
-  const std::vector<Piece> pieces = chunk_pieces(table, chunk);
+  const std::vector<Piece> pieces = chunk_pieces(table, chunk.first, chunk.count);
   for (const Piece& piece : pieces) {
     if (piece.file_offset % table.block_bytes != 0) refuse("is not aligned in the file");
   }
@@ -178,35 +101,25 @@ void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_byt
   }
 }
 
-std::vector<Piece> chunk_pieces(const SegmentTable& table, const Chunk& chunk) {
-  std::vector<Piece> pieces = row_pieces(table, chunk.first, chunk.count);
-  if (chunk.exact.count > 0) {
-    pieces.push_back({chunk.exact.file_offset,
-                      align_up(chunk.exact.count * table.exact_row_bytes(), table.block_bytes)});
-  }
+std::vector<Piece> chunk_pieces(const SegmentTable& table, int64_t first, int64_t count) {
+  std::vector<Piece> pieces;
+  const auto add = [&](int64_t offset, int64_t file_row_bytes) {
+    pieces.push_back(
+        {offset + first * file_row_bytes, align_up(count * file_row_bytes, table.block_bytes)});
+  };
+  if (!table.is_range()) add(table.row_ids_offset, kRowIdBytes);
+  for (const SegmentArray& array : table.arrays) add(array.file_offset, array.file_row_bytes());
   return pieces;
 }
 
-RowIdRun packed_run(const SegmentTable& table, int64_t first, int64_t count) {
-  const PackedRowIds* ids = find_packed(table, first, count);
-  assert(ids != nullptr && "not a chunk of the table");
-  return ids->run;
+int64_t row_ids_bytes(const SegmentTable& table, int64_t count) {
+  return table.is_range() ? 0 : align_up(count * kRowIdBytes);
 }
 
-int64_t row_ids_bytes(const SegmentTable& table, int64_t first, int64_t count) {
-  return row_pieces(table, first, count).front().bytes_in_memory();
-}
-
-int64_t chunk_bytes(const SegmentTable& table, int64_t first, int64_t count) {
-  int64_t total = 0;
-  for (const Piece& piece : row_pieces(table, first, count)) total += piece.bytes_in_memory();
-  return total;
-}
-
-int64_t most_chunk_bytes(const SegmentTable& table, int64_t count) {
-  int64_t total = table.is_range() ? 0 : align_up(count * kRowIdBytes);
+int64_t chunk_bytes(const SegmentTable& table, int64_t count) {
+  int64_t total = row_ids_bytes(table, count);
   for (const SegmentArray& array : table.arrays) total += align_up(count * array.file_row_bytes());
-  return total + align_up(count * table.exact_row_bytes());
+  return total;
 }
 
 int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t max_chunk_bytes) {
@@ -219,22 +132,19 @@ int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t ma
   };
   if (!table.is_range()) add(kRowIdBytes);
   for (const SegmentArray& array : table.arrays) add(array.file_row_bytes());
-  bytes_per_row += table.exact_row_bytes();
-  if (table.num_rows <= unit && most_chunk_bytes(table, table.num_rows) <= slot_bytes) {
+  if (table.num_rows <= unit && chunk_bytes(table, table.num_rows) <= slot_bytes) {
     return std::max<int64_t>(1, table.num_rows);
   }
   if (bytes_per_row == 0) {
     throw UsageError("table '" + table.name + "' has rows but no arrays");
   }
-  int64_t units = slot_bytes / (unit * bytes_per_row);
+  const int64_t units = slot_bytes / (unit * bytes_per_row);
   if (units == 0) {
     throw UsageError("table '" + table.name + "': " + std::to_string(unit) + " rows of " +
                      std::to_string(bytes_per_row) + " bytes do not fit into a staging slot of " +
                      std::to_string(slot_bytes) + " bytes; make slot_bytes at least " +
                      std::to_string(unit * bytes_per_row));
   }
-  // Room for exact rows is kept in each slot, and mostly stays empty: small chunks fill the rest.
-  if (table.exact_row_bytes() > 0) units = std::max<int64_t>(1, units / kChunksPerSlot);
   if (max_chunk_bytes <= 0) return units * unit;
   return std::clamp<int64_t>(max_chunk_bytes / (unit * bytes_per_row), 1, units) * unit;
 }

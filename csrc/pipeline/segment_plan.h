@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/packed_row_ids.h"
 #include "staging/row_array.h"
 #include "staging/row_precision.h"
 #include "storage/segment_writer.h"
@@ -34,28 +33,6 @@ struct SegmentArray {
   }
 };
 
-// What a file holds of the row ids of a chunk, packed.
-struct PackedRowIds {
-  int64_t first = 0;  // position of the chunk's first row
-  RowIdRun run;
-  int64_t file_offset = 0;
-};
-
-// Rows of a chunk that broke the bound of their precision. They are kept as float32 in a piece of
-// their own: (count,) int32 positions in the chunk, ascending, then the rows of each rounded array.
-struct ExactRows {
-  int64_t first = 0;  // position of the chunk's first row
-  int64_t count = 0;
-  int64_t file_offset = 0;
-};
-
-// Where a restore notes what it wrote to each row: one byte a row.
-struct RowMarks {
-  RowArray rows;         // without data: nothing is noted
-  uint8_t of_row = 0;    // what it notes
-  uint8_t of_exact = 0;  // the same of exact rows
-};
-
 // The rows of one table that a segment holds, in ascending order of row id.
 struct SegmentTable {
   std::string name;
@@ -66,14 +43,8 @@ struct SegmentTable {
   int64_t block_bytes = kAlignment;  // of the segment: what lies in the file is a multiple of it
   bool is_packed = false;            // memory holds copies of these rows alone, in order
   std::vector<SegmentArray> arrays;
-  std::vector<PackedRowIds> packed_ids;  // of every chunk, ascending; none: 8 bytes an id
-  std::vector<ExactRows> exact_rows;     // of a file to read: of chunks that have any, ascending
-  RowMarks marks;
 
   bool is_range() const { return row_ids_offset < 0; }
-
-  // Bytes of a row among a chunk's exact rows; 0: no array is rounded.
-  int64_t exact_row_bytes() const;
 };
 
 // Rows [first, first + count) of a table in a segment: captured at one step, read back as one.
@@ -83,8 +54,6 @@ struct Chunk {
   int64_t count = 0;
   int64_t step = 0;
   std::vector<uint32_t> checksums;  // of its pieces, in their order
-  ExactRows exact;
-  float largest_error = 0;  // no value of a rounded row differs by more
 };
 
 // The checks below face numbers that come from files. They throw UsageError, naming the table.
@@ -99,22 +68,15 @@ void check_layout(const std::vector<SegmentTable>& tables, int64_t header_bytes,
 // The chunk lies in the table, starts aligned, has its checksums and fits into a slot.
 void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_bytes);
 
-// The pieces of a chunk, in the order in which they lie in a slot: row ids (unless a range), each
-// array, and exact rows, if it has any. REQUIRES: first is such that every piece starts aligned;
-// where row ids are packed, it is a chunk of the table.
-std::vector<Piece> chunk_pieces(const SegmentTable& table, const Chunk& chunk);
+// The pieces of a chunk, in the order in which they lie in a slot: row ids (unless a range), then
+// each array. REQUIRES: first is such that every piece starts aligned.
+std::vector<Piece> chunk_pieces(const SegmentTable& table, int64_t first, int64_t count);
 
-// Of a chunk whose row ids are packed.
-RowIdRun packed_run(const SegmentTable& table, int64_t first, int64_t count);
+// Bytes in a slot of the row ids of a chunk; 0: a range.
+int64_t row_ids_bytes(const SegmentTable& table, int64_t count);
 
-// Bytes in a slot of the first of them, the row ids. REQUIRES: they are stored.
-int64_t row_ids_bytes(const SegmentTable& table, int64_t first, int64_t count);
-
-// Bytes in a slot of those pieces together, without exact rows.
-int64_t chunk_bytes(const SegmentTable& table, int64_t first, int64_t count);
-
-// The most bytes that a chunk of so many rows takes in a slot, however many of them are exact.
-int64_t most_chunk_bytes(const SegmentTable& table, int64_t count);
+// Bytes in a slot of all pieces of a chunk together.
+int64_t chunk_bytes(const SegmentTable& table, int64_t count);
 
 // The most rows that fit into slot_bytes, and into max_chunk_bytes (0: no limit) as far as that is
 // possible, and keep every chunk of the table aligned in the file. Throws UsageError, naming the

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "pipeline/exact_rows.h"
 #include "pipeline/read_ahead.h"
 #include "staging/device_stager.h"
 #include "staging/pinned_slots.h"
@@ -54,59 +53,22 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
   return "";
 }
 
-// What devices still read of a chunk: its slot until all has arrived, and row ids.
-struct Arrivals {
-  std::vector<std::vector<int64_t>> row_ids;
-  std::vector<std::unique_ptr<Arrival>> of_devices;  // destroyed first, which waits
-};
-
-using OnDevices = std::map<DeviceStager*, std::vector<StagedArray>>;
-
-// `slot`: what the arrays' offsets are from.
-void scatter_on_devices(const OnDevices& on_devices, const StagedRows& rows, const std::byte* slot,
-                        Arrivals* arrivals) {
-  for (const auto& [stager, arrays] : on_devices) {
-    arrivals->of_devices.push_back(stager->scatter(arrays, rows, slot));
-  }
-}
-
-// Writes those exact rows of a chunk that are in the run, over what was written before.
-void scatter_exact(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
-                   const std::byte* data, Arrivals* arrivals) {
-  const ExactRun exact = exact_between(table, chunk, data, run.begin, run.end);
-  if (exact.count == 0) return;
-  std::vector<int64_t> ids(exact.count);
-  for (int64_t i = 0; i < exact.count; ++i) {
-    const int64_t position = exact.positions[i];
-    ids[i] = row_ids == nullptr ? table.range_begin + chunk.first + position : row_ids[position];
-  }
-  OnDevices on_devices;
-  for (const auto& [array, packed] : exact.rows) {
-    if (array->rows.stager != nullptr) {
-      on_devices[array->rows.stager].push_back(
-          {array->rows, packed - data, RowPrecision::kExact, 0});
-    } else {
-      scatter_rows(packed, ids.data(), exact.count, array->rows, nullptr);
-    }
-  }
-  arrivals->row_ids.push_back(std::move(ids));
-  const StagedRows rows{arrivals->row_ids.back().data(), 0, exact.count, 0};
-  scatter_on_devices(on_devices, rows, data, arrivals);
-}
+// What devices still read of a chunk's slot. Destroyed, it waits.
+using Arrivals = std::vector<std::unique_ptr<Arrival>>;
 
 // Scatters the wanted rows of an undamaged chunk. Devices may still read `row_ids` and `data` until
 // `arrivals` are there.
 void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
                    const std::byte* data, ThreadPool* threads, Arrivals* arrivals) {
   const std::byte* const begin = data;
-  OnDevices on_devices;
+  std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.file_row_bytes();
     const int64_t count = run.end - run.begin;
     const RowsOf rows{&array.rows, row_ids == nullptr ? nullptr : row_ids + run.begin,
                       table.range_begin + chunk.first + run.begin, count};
     if (array.rows.stager != nullptr) {
-      on_devices[array.rows.stager].push_back({array.rows, packed - begin, array.precision, 0});
+      on_devices[array.rows.stager].push_back({array.rows, packed - begin, array.precision});
     } else if (array.is_rounded()) {
       scatter_rounded(packed, array.precision, rows, threads);
     } else if (row_ids == nullptr) {
@@ -118,24 +80,9 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     data += align_up(chunk.count * array.file_row_bytes());
   }
   const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
-                        table.range_begin + chunk.first + run.begin, run.end - run.begin, 0};
-  scatter_on_devices(on_devices, rows, begin, arrivals);
-  if (chunk.exact.count > 0) scatter_exact(table, chunk, row_ids, run, data, arrivals);
-}
-
-// Notes the rows that scatter_chunk() writes. `exact`: positions of the chunk's exact rows.
-void mark_rows(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
-               const std::byte* exact) {
-  const RowMarks& marks = table.marks;
-  if (marks.rows.data == nullptr) return;
-  const auto mark = [&](int64_t i, uint8_t value) {
-    const int64_t row_id = row_ids == nullptr ? table.range_begin + chunk.first + i : row_ids[i];
-    *marks.rows.row(row_id) = std::byte{value};
-  };
-  for (int64_t i = run.begin; i < run.end; ++i) mark(i, marks.of_row);
-  const auto* positions = reinterpret_cast<const int32_t*>(exact);
-  for (int64_t i = 0; i < chunk.exact.count; ++i) {
-    if (run.begin <= positions[i] && positions[i] < run.end) mark(positions[i], marks.of_exact);
+                        table.range_begin + chunk.first + run.begin, run.end - run.begin};
+  for (const auto& [stager, arrays] : on_devices) {
+    arrivals->push_back(stager->scatter(arrays, rows, begin));
   }
 }
 
@@ -147,9 +94,9 @@ struct Verdict {
 };
 
 Verdict check_pieces(const SegmentTable& table, const ReadChunk& read) {
-  const std::vector<Piece> pieces = chunk_pieces(table, *read.chunk);
+  const std::vector<Piece> pieces = chunk_pieces(table, read.chunk->first, read.chunk->count);
   Verdict verdict{"", false};
-  const std::byte* data = read.slot.data();
+  const std::byte* data = read.data;
   for (size_t i = 0; i < pieces.size(); ++i) {
     std::string damage = read.damage[i];
     if (damage.empty()) damage = SegmentReader::check(pieces[i], read.chunk->checksums[i], data);
@@ -166,39 +113,23 @@ Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* 
   const SegmentTable& table = wanted.table;
   const Chunk& chunk = *read.chunk;
   Verdict verdict = check_pieces(table, read);
-  const std::byte* data = read.slot.data();
+  const std::byte* data = read.data;
   const int64_t* row_ids = nullptr;
-  std::vector<int64_t> unpacked;
   bool rows_known = table.is_range();
   if (!table.is_range()) {
-    std::string damage;
     row_ids = reinterpret_cast<const int64_t*>(data);
-    if (!table.packed_ids.empty() && verdict.first_is_good) {
-      unpacked.resize(chunk.count);
-      row_ids = unpacked.data();
-      if (!unpack_row_ids(data, packed_run(table, chunk.first, chunk.count), unpacked.data())) {
-        damage = "its row ids are not what its header describes";
-      }
-    }
-    data += row_ids_bytes(table, chunk.first, chunk.count);
+    data += row_ids_bytes(table, chunk.count);
     if (verdict.first_is_good) {
-      if (damage.empty()) damage = check_row_ids(wanted, row_ids, chunk);
+      const std::string damage = check_row_ids(wanted, row_ids, chunk);
       rows_known = damage.empty();
       if (verdict.damage.empty()) verdict.damage = damage;
     }
   }
   result->bytes_read += read.bytes;
-  const std::byte* exact = nullptr;
-  if (verdict.damage.empty() && chunk.exact.count > 0) {
-    exact = read.slot.data() + chunk_bytes(table, chunk.first, chunk.count);
-    verdict.damage = check_exact(chunk, exact);
-  }
   const Run run = rows_known ? wanted_run(wanted, row_ids, chunk) : Run{0, 0};
   if (verdict.damage.empty()) {
     result->rows_restored[chunk.table] += run.end - run.begin;
-    mark_rows(table, chunk, row_ids, run, exact);
     Arrivals arrivals;
-    arrivals.row_ids.push_back(std::move(unpacked));  // where row_ids may point
     scatter_chunk(table, chunk, row_ids, run, data, threads, &arrivals);
     return arrivals;
   }
@@ -230,18 +161,18 @@ class SlotsInUse {
       : most_(static_cast<size_t>(slots.num_slots() / 2)) {}  // readers need some, too
 
   // Waits for the oldest until few enough are left; throws CudaError.
-  void add(SlotLease slot, Arrivals arrivals) {
-    if (arrivals.of_devices.empty()) return;
+  void add(std::shared_ptr<const SlotLease> slot, Arrivals arrivals) {
+    if (arrivals.empty()) return;
     slots_.push_back({std::move(slot), std::move(arrivals)});
     while (slots_.size() > most_) {
-      for (const auto& arrival : slots_.front().arrivals.of_devices) arrival->wait();
+      for (const auto& arrival : slots_.front().arrivals) arrival->wait();
       slots_.pop_front();
     }
   }
 
  private:
   struct InUse {
-    SlotLease slot;
+    std::shared_ptr<const SlotLease> slot;
     Arrivals arrivals;  // destroyed first, which waits
   };
 
@@ -258,29 +189,6 @@ void pin_if_possible(SlotPool& slots, DeviceStager* stager, std::optional<Pinned
 }
 
 }  // namespace
-
-std::vector<RowArray> restore_packed(SegmentTable table, const Chunk& chunk, const std::byte* slot,
-                                     int64_t begin, int64_t end, std::vector<std::byte>* memory) {
-  const std::byte* data = slot;
-  if (!table.is_range()) data += row_ids_bytes(table, chunk.first, chunk.count);
-  int64_t bytes = 0;
-  for (const SegmentArray& array : table.arrays)
-    bytes += align_up(array.rows.row_bytes * (end - begin));
-  memory->resize(static_cast<size_t>(bytes));
-  table.range_begin = 0;  // rows have their positions in place of ids
-  std::byte* next = memory->data();
-  std::vector<RowArray> packed;
-  for (SegmentArray& array : table.arrays) {
-    const int64_t row_bytes = array.rows.row_bytes;
-    array.rows = {next, end - begin, row_bytes, row_bytes, chunk.first + begin, array.rows.dtype};
-    next += align_up(row_bytes * (end - begin));
-    packed.push_back(array.rows);
-    packed.back().first_row_id = 0;
-  }
-  Arrivals none;
-  scatter_chunk(table, chunk, nullptr, {begin, end}, data, nullptr, &none);
-  return packed;
-}
 
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,

@@ -62,9 +62,4 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
                                             const std::function<void(int64_t)>& poll = {},
                                             const ReadErrors& errors = {});
 
-// Rows [begin, end) of a chunk, by position, in host memory as a restore writes them. `slot`: all
-// pieces of the chunk. Returns views of `memory`, whose row ids count from 0.
-std::vector<RowArray> restore_packed(SegmentTable table, const Chunk& chunk, const std::byte* slot,
-                                     int64_t begin, int64_t end, std::vector<std::byte>* memory);
-
 }  // namespace cpr_ext

@@ -5,18 +5,13 @@
 
 namespace cpr_ext {
 
-SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
+SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes,
                                    std::shared_ptr<ThreadPool> threads,
                                    std::vector<std::shared_ptr<DeviceStager>> stagers)
     : stagers_(std::move(stagers)),
       slots_(num_slots, slot_bytes),
       pinned_(slots_, stagers_.empty() ? nullptr : stagers_.front().get()),
-      copy_arena_(copy_on_write_bytes),
       threads_(std::move(threads)) {
-  if (copy_on_write_bytes < 0) {
-    throw UsageError("copy_on_write_bytes is " + std::to_string(copy_on_write_bytes) +
-                     "; it must not be negative");
-  }
   if (num_slots < 2) {
     throw UsageError("num_slots is " + std::to_string(num_slots) +
                      "; double buffering needs at least 2");

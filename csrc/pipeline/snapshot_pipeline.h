@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "pipeline/copy_on_write.h"
 #include "pipeline/segment_job.h"
 #include "pipeline/work_log.h"
 #include "staging/device_stager.h"
@@ -24,10 +23,8 @@ namespace cpr_ext {
 
 class SnapshotPipeline {
  public:
-  // `copy_on_write_bytes`: most memory for rows that wait to be captured after they have changed.
   // `stagers`: of the devices that tables lie on; the slots are pinned for them.
-  SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
-                   std::shared_ptr<ThreadPool> threads,
+  SnapshotPipeline(int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> threads,
                    std::vector<std::shared_ptr<DeviceStager>> stagers = {});
   // Writes what is queued, then ends. REQUIRES: every job but those queued has been destroyed.
   ~SnapshotPipeline();
@@ -38,7 +35,6 @@ class SnapshotPipeline {
   std::shared_ptr<SegmentJob> start(CapturePlan plan);
 
   SlotPool& slots() { return slots_; }
-  CopyArena& copy_arena() { return copy_arena_; }
   std::shared_ptr<ThreadPool> threads() { return threads_; }
   WorkLog& log() { return log_; }  // a slot's "check" and "write"
 
@@ -68,7 +64,6 @@ class SnapshotPipeline {
   const std::vector<std::shared_ptr<DeviceStager>> stagers_;
   SlotPool slots_;
   const PinnedSlots pinned_;
-  CopyArena copy_arena_;
   const std::shared_ptr<ThreadPool> threads_;
   Queue to_check_;
   Queue to_write_;

@@ -169,7 +169,8 @@ std::vector<uint16_t> RowHashes::range_values(RowRange range) const {
 class HostRowHashes::ComparedRows {
  public:
   // REQUIRES: the mutex of `hashes` is held as long as this lives.
-  ComparedRows(HostRowHashes* hashes, const Arrays& arrays) : hashes_(hashes), arrays_(arrays) {}
+  ComparedRows(const HostRowHashes* hashes, const Arrays& arrays)
+      : hashes_(hashes), arrays_(arrays) {}
 
   void add(int64_t row_id) {
     row_ids_[size_++] = row_id;
@@ -186,20 +187,19 @@ class HostRowHashes::ComparedRows {
     hash_each(
         arrays_, size_, [&](int64_t i) { return row_ids_[i]; },
         [&](int64_t i, uint16_t now) {
-          uint16_t& known = hashes_->hashes_[row_ids_[i]];
           if (have_changed()) return;
+          const uint16_t known = hashes_->hashes_[row_ids_[i]];
           if (known == 0) {
-            known = now;
-            ++found_.num_recorded;
-            return;
+            ++found_.num_unknown;
+          } else {
+            ++found_.num_compared;
+            if (known != now) found_.changed_row = row_ids_[i];
           }
-          ++found_.num_compared;
-          if (known != now) found_.changed_row = row_ids_[i];
         });
     size_ = 0;
   }
 
-  HostRowHashes* const hashes_;
+  const HostRowHashes* const hashes_;
   const Arrays& arrays_;
   RowComparison found_;
   int64_t row_ids_[kRowsOfABlock];
@@ -234,33 +234,6 @@ void HostRowHashes::hash_range(const Arrays& arrays, RowRange range, ThreadPool*
   });
 }
 
-void HostRowHashes::record_unknown(const Arrays& arrays, RowRange range, ThreadPool* pool) {
-  check_range(range);
-  RowIdVector unknown;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (int64_t row_id = range.begin; row_id < range.end; ++row_id) {
-      if (hashes_[row_id] == 0) unknown.push_back(row_id);
-    }
-  }
-  record(arrays, {unknown.data(), static_cast<int64_t>(unknown.size())}, pool);
-}
-
-void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids, const int64_t* positions) {
-  check_rows(row_ids);
-  std::lock_guard<std::mutex> lock(mutex_);
-  hash_each(
-      packed, row_ids.size, [&](int64_t i) { return positions == nullptr ? i : positions[i]; },
-      [&](int64_t i, uint16_t hash) { hashes_[row_ids.data[i]] = hash; });
-}
-
-void HostRowHashes::assign(const std::vector<uint16_t>& values, int64_t begin) {
-  const auto count = static_cast<int64_t>(values.size());
-  check_range({begin, begin + count});
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::copy(values.begin(), values.end(), hashes_.begin() + begin);
-}
-
 RowComparison HostRowHashes::compare(const Arrays& arrays, const RowTracker& tracker,
                                      RowIds row_ids) {
   check_arrays(arrays);
@@ -290,6 +263,39 @@ RowComparison HostRowHashes::compare_range(const Arrays& arrays, const RowTracke
     }
   }
   return rows.finish();
+}
+
+RowComparison HostRowHashes::compare_changing(const Arrays& arrays, const RowTracker& tracker,
+                                              RowIds row_ids) {
+  check_arrays(arrays);
+  check_rows(row_ids);
+  std::lock_guard<std::mutex> lock(mutex_);
+  RowComparison found;
+  int64_t ids[kRowsOfABlock];
+  uint16_t known[kRowsOfABlock];
+  int64_t size = 0;
+  const auto compare = [&] {
+    hash_each(
+        arrays, size, [&](int64_t i) { return ids[i]; },
+        [&](int64_t i, uint16_t now) {
+          ++found.num_compared;
+          if (known[i] != now && found.changed_row < 0) found.changed_row = ids[i];
+        });
+    size = 0;
+  };
+  for (int64_t i = 0; i < row_ids.size; ++i) {
+    const int64_t row_id = row_ids.data[i];
+    uint16_t& hash = hashes_[row_id];
+    if (hash == 0) continue;  // it was compared before, or changed
+    if (tracker.is_clean({row_id, row_id + 1})) {
+      ids[size] = row_id;
+      known[size++] = hash;
+    }
+    hash = 0;
+    if (size == kRowsOfABlock) compare();
+  }
+  compare();
+  return found;
 }
 
 std::vector<uint16_t> HostRowHashes::values(RowIds row_ids) const {

@@ -4,8 +4,6 @@
 // One bit of the hash is the parity of all the row's bits: a change of an odd number of bits is
 // always found. The other 15 depend on all bytes and their places: any other change of a row is
 // missed with a probability of about 2^-15.
-//
-// A row whose hash is not known yet gets it when it is first compared.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +22,7 @@ namespace cpr_ext {
 struct RowComparison {
   int64_t changed_row = -1;  // the first that differs; -1: none
   int64_t num_compared = 0;
-  int64_t num_recorded = 0;  // clean rows whose hash was not known
+  int64_t num_unknown = 0;  // clean rows whose hash is not known
 };
 
 // Any thread may call it; one call waits for another. The public calls throw UsageError for rows
@@ -74,17 +72,12 @@ class HostRowHashes final : public RowHashes {
   void make_memory() override { hashes_.make_pages(); }
   void forget() override;
 
-  // Records the rows of the range whose hash is not known.
-  void record_unknown(const Arrays& arrays, RowRange range, ThreadPool* pool);
-  // Row i of `packed` is recorded as row_ids[i]; with `positions` (row_ids.size,), row
-  // positions[i].
-  void record_as(const Arrays& packed, RowIds row_ids, const int64_t* positions = nullptr);
-  // Takes the hashes of rows from `begin` on.
-  void assign(const std::vector<uint16_t>& values, int64_t begin);
-
   // Compares the rows that `tracker` calls clean; stops at the first that differs.
   RowComparison compare(const Arrays& arrays, const RowTracker& tracker, RowIds row_ids);
   RowComparison compare_range(const Arrays& arrays, const RowTracker& tracker, RowRange range);
+  // Compares those of rows that are about to change, in any order, some repeated; their hashes are
+  // not known any more.
+  RowComparison compare_changing(const Arrays& arrays, const RowTracker& tracker, RowIds row_ids);
 
   std::vector<uint16_t> values(RowIds row_ids) const;  // 0 where it is not known
 

@@ -89,10 +89,27 @@ Threshold nonzero_threshold(const FloatKeys& keys, const Parts& parts) {
   return threshold;
 }
 
+// For so few rows that to count them in bins takes longer.
+RowIdVector top_of_few(const uint32_t* scores, int64_t num_rows, int64_t k) {
+  RowIdVector row_ids;
+  for (int64_t row_id = 0; row_id < num_rows; ++row_id) {
+    if (scores[row_id] != 0) row_ids.push_back(row_id);
+  }
+  if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
+  std::nth_element(row_ids.begin(), row_ids.begin() + k, row_ids.end(),
+                   [scores](int64_t a, int64_t b) {
+                     return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                   });
+  row_ids.resize(static_cast<size_t>(k));
+  std::sort(row_ids.begin(), row_ids.end());
+  return row_ids;
+}
+
 }  // namespace
 
 RowIdVector top_rows(const uint32_t* scores, int64_t num_rows, int64_t k, ThreadPool* pool) {
   if (k <= 0 || num_rows <= 0) return {};
+  if (num_rows <= kNumBins) return top_of_few(scores, num_rows, k);
   const CountKeys keys{scores};
   const Parts parts(num_rows, pool);
   if (const auto threshold = sampled_threshold(keys, parts, k, kNumBins))

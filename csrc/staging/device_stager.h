@@ -25,9 +25,6 @@ struct StagedRows {
   const int64_t* row_ids = nullptr;
   int64_t first_row_id = 0;
   int64_t count = 0;
-  // Of a gather that rounds: where in the slot (count,) float32 lie. That of a row is its largest
-  // error in the arrays where it is within the bound; its sign is set if it breaks it in any.
-  int64_t errors_offset = 0;
   // Nothing changes them any more: they are copied beside the stream, once it had got to where
   // settle() was called last.
   bool are_settled = false;
@@ -38,9 +35,6 @@ struct StagedArray {
   RowArray rows;
   int64_t offset = 0;
   RowPrecision precision = RowPrecision::kExact;  // of the packed rows; else float32 on the device
-  // Of a gather that rounds: where in the slot the rows lie that break the bound in any array, row
-  // i at i * row_bytes. All between stays as it was.
-  int64_t exact_offset = 0;
 
   int64_t packed_row_bytes() const {
     return precision == RowPrecision::kExact ? rows.row_bytes
@@ -63,9 +57,7 @@ class DeviceStager {
 
   // Packs rows of `arrays`, as they are when the stream gets here, into `slot`. Only submits it:
   // rows may change as soon as whoever changes them submits that to the same stream.
-  // REQUIRES: every array lies on this device and holds the rows; `row_ids` stay until arrival; a
-  // slot that rounded rows go to is pinned, and aligned there to float32. Throws UsageError if too
-  // many arrays are rounded.
+  // REQUIRES: every array lies on this device and holds the rows; `row_ids` stay until arrival.
   virtual std::unique_ptr<Arrival> gather(const std::vector<StagedArray>& arrays,
                                           const StagedRows& rows, std::byte* slot) = 0;
 

@@ -1,78 +1,99 @@
-// The arithmetic of a rounded row, value by value: one text for the CPU's portable form, which is
-// the specification, and for devices. Nothing in it may be contracted to a fused multiply-add but
-// what says so: the product of int4 is exact.
+// The arithmetic of a rounded row, value by value: one text for CPUs and for devices, so that both
+// give the same bits. Nothing in it may be contracted to a fused multiply-add.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
+#include "core/float_bits.h"
 #include "core/host_device.h"
-#include "staging/half_floats.h"
-#include "staging/row_precision.h"
 
 namespace cpr_ext {
 
-constexpr float kFbgemmEpsilon = 1e-8f;  // FBGEMM adds it to the range of a row in int8
-// Below this range no row is rounded: limits would be too small to be computed.
-constexpr float kSmallestExtent = 0x1p-100f;
-constexpr float kLargestExtent = 0x1.fffffep+127f;
+constexpr float kLargestFloat = 0x1.fffffep+127f;
+// Rows whose values are closer together than this are stored as one value: a scale would be too
+// small to be computed with.
+constexpr float kSmallestRange = 0x1p-100f;
 
-// The bound of a row, half a step. The factor is a little less than that, for what rounds on the
-// way.
-CPR_EXT_HOST_DEVICE constexpr float limit_factor(RowPrecision precision) {
-  switch (precision) {
-    case RowPrecision::kInt8:
-      return static_cast<float>((1 - 0x1p-20) / (2 * 255));
-    case RowPrecision::kInt4:
-      return static_cast<float>((1 - 0x1p-20) / (2 * 15));
-    case RowPrecision::kFloat16:
-      return 0x1p-11f;
-    default:
-      return 0x1p-8f;
-  }
+CPR_EXT_HOST_DEVICE inline uint32_t magnitude_bits(float value) {
+  return bits_of(value) & 0x7fffffff;
 }
 
-// Infinity is no limit: nothing is within it.
-CPR_EXT_HOST_DEVICE inline float limit_of(RowPrecision precision, float extent) {
-  if (!(extent <= kLargestExtent)) return -1;
-  return extent < kSmallestExtent ? 0 : extent * limit_factor(precision);
+// Ascends with the value. NaN is beyond both infinities, and compilers find the least of integers
+// by vectors.
+CPR_EXT_HOST_DEVICE inline int32_t order_of(float value) {
+  const auto bits = static_cast<int32_t>(bits_of(value));
+  return bits ^ (bits >> 31 & 0x7fffffff);
 }
 
-// Of int8 and int4: value = level * scale + bias.
-struct RowScale {
+// Zeros have no sign.
+CPR_EXT_HOST_DEVICE inline float value_of(int32_t order) {
+  return float_of(static_cast<uint32_t>(order ^ (order >> 31 & 0x7fffffff))) + 0.0f;
+}
+
+// What follows the elements of a row, and what its values are multiplied with.
+// Of a row without a range, which has an infinity or NaN, is_number is false: all of it becomes
+// NaN.
+struct Int8Scale {
   float scale;
   float bias;
   float inverse;
+  bool is_number;
 };
 
-CPR_EXT_HOST_DEVICE inline RowScale scale_int8(float smallest, float largest, float epsilon) {
-  const float extent = largest - smallest;
-  return {extent / 255, smallest, 255 / (extent + epsilon)};
+CPR_EXT_HOST_DEVICE inline Int8Scale int8_scale(float smallest, float largest) {
+  const float range = largest - smallest;
+  if (!(range <= kLargestFloat)) return {float_of(0x7fc00000), float_of(0x7fc00000), 0, false};
+  if (range < kSmallestRange) return {0, smallest, 0, true};
+  return {range / 255, smallest, 255 / range, true};
 }
 
-// As FBGEMM, which rounds bias and scale to float16 and takes 1 for a scale that is of no use:
-// float16 has no number, other than 0, whose inverse is infinite.
-CPR_EXT_HOST_DEVICE inline RowScale scale_int4(float smallest, float largest) {
-  const float bias = from_float16(to_float16(smallest));
-  const float extent = largest - bias;
-  float scale = extent == 0 ? 1 : from_float16(to_float16(extent / 15));
-  if (scale == 0) scale = 1;
-  return {scale, bias, 1 / scale};
+// To the nearest level, ties to even: float32 has no bits after the point beyond 2^23.
+CPR_EXT_HOST_DEVICE inline uint32_t to_int8(float value, const Int8Scale& scale) {
+  return bits_of((value - scale.bias) * scale.inverse + 0x1.8p23f) & 255;
 }
 
-// To the nearest level, ties to even; NaN to 0.
-CPR_EXT_HOST_DEVICE inline int to_level(float value, const RowScale& scale, float most) {
-  const float level = std::nearbyint((value - scale.bias) * scale.inverse);
-  if (!(level > 0)) return 0;
-  return static_cast<int>(level < most ? level : most);
+CPR_EXT_HOST_DEVICE inline float from_int8(uint32_t level, float scale, float bias) {
+  return static_cast<float>(static_cast<int32_t>(level)) * scale + bias;
 }
 
-CPR_EXT_HOST_DEVICE inline float from_int8(int level, float scale, float bias) {
-  return std::fma(static_cast<float>(level), scale, bias);
+struct Float16Scale {
+  float scale;
+  float inverse;
+  bool is_number;
+};
+
+// A power of two, so that the largest magnitude lies in [2^14, 2^15): float16 then has the most
+// bits for all others.
+CPR_EXT_HOST_DEVICE inline Float16Scale float16_scale(uint32_t largest_magnitude_bits) {
+  if (largest_magnitude_bits >= 0x7f800000) return {float_of(0x7fc00000), 0, false};
+  const uint32_t exponent = largest_magnitude_bits >> 23;
+  const uint32_t used = exponent < 27 ? 27 : exponent;  // below 2^-100 the inverse is no number
+  return {float_of((used - 14) << 23), float_of((268 - used) << 23), true};
 }
 
-CPR_EXT_HOST_DEVICE inline float from_int4(int level, float scale, float bias) {
-  return static_cast<float>(level) * scale + bias;
+// To nearest, ties to even. REQUIRES: |value| < 2^16 - 16
+// Added to a power of two, a value is rounded where its float16 has its last place; below 2^-14
+// that is the same for all.
+CPR_EXT_HOST_DEVICE inline uint32_t to_float16(float value) {
+  constexpr int32_t kLeast = (127 - 14) << 23;
+  const uint32_t sign = bits_of(value) >> 16 & 0x8000;
+  const auto magnitude = static_cast<int32_t>(magnitude_bits(value));
+  const int32_t own = magnitude & 0x7f800000;
+  const int32_t exponent = own > kLeast ? own : kLeast;
+  const auto power = static_cast<uint32_t>(exponent + (13 << 23));
+  const uint32_t places = bits_of(float_of(static_cast<uint32_t>(magnitude)) + float_of(power));
+  return sign | (places - power + static_cast<uint32_t>((exponent - kLeast) >> 13));
+}
+
+// REQUIRES: a number
+CPR_EXT_HOST_DEVICE inline float from_float16(uint32_t half) {
+  constexpr int32_t kLeast = 1 << 10;
+  const uint32_t sign = (half & 0x8000) << 16;
+  const auto magnitude = static_cast<int32_t>(half & 0x7fff);
+  const int32_t own = magnitude & 0x7c00;
+  const int32_t exponent = own > kLeast ? own : kLeast;
+  const float place = float_of(static_cast<uint32_t>((exponent << 13) + ((127 - 25) << 23)));
+  return float_of(sign | bits_of(static_cast<float>(magnitude - exponent + kLeast) * place));
 }
 
 }  // namespace cpr_ext

@@ -1,9 +1,5 @@
-// Float32 rows rounded to fewer bits, and back. `cpr_ext/state/precision.py` is the specification.
-//
-// A rounded value differs from its original by at most half a step of the row: (largest - smallest)
-// / (2 * levels) for int8 and int4, half a unit in the last place of the largest magnitude for
-// float16 and bfloat16. Each row is checked as it is rounded. One that breaks the bound (a tiny
-// range, infinities, NaN) is not kept in these bits.
+// Float32 rows rounded to fewer bits, and back. `cpr_ext/state/precision.py` is the specification
+// and has the bound, which holds for every row: each has its own scale.
 #pragma once
 
 #include <cstddef>
@@ -28,20 +24,18 @@ struct RowsOf {
   }
 };
 
-// Packs rows into out (count, stored_row_bytes), rounded. Where row i breaks the bound, broken[i]
-// becomes 1 and its bytes are zeros; else broken[i] stays. Returns the largest |x - x'| of the
-// others.
+// Packs rows into out (count, stored_row_bytes), rounded.
 // REQUIRES: float32 rows that the array holds; precision is not kExact; `threads` may be null.
-float gather_rounded(const RowsOf& rows, RowPrecision precision, std::byte* out, uint8_t* broken,
-                     ThreadPool* threads);
-
-// One row, as gather_rounded does it; false if it breaks the bound.
-bool round_row(const float* row, int64_t elements, RowPrecision precision, std::byte* out,
-               float* largest_error);
+void gather_rounded(const RowsOf& rows, RowPrecision precision, std::byte* out,
+                    ThreadPool* threads);
 
 // Writes rounded rows (count, stored_row_bytes) to their places, as float32.
 // REQUIRES: as gather_rounded; rows distinct.
 void scatter_rounded(const std::byte* stored, RowPrecision precision, const RowsOf& rows,
                      ThreadPool* threads);
+
+// Position of the first of `count` stored rows that is NaN, as it had no range; -1 if none.
+int64_t find_nan_row(const std::byte* stored, RowPrecision precision, int64_t elements,
+                     int64_t count);
 
 }  // namespace cpr_ext

@@ -128,13 +128,11 @@ cudaError_t call_wrongly(const std::string& fault) {
 }
 
 cudaError_t see_host_memory(const std::string& fault) {
-  char memory[16];
-  void* seen = nullptr;
-  const unsigned flags = fault == "portable" ? cudaHostRegisterPortable : cudaHostRegisterMapped;
-  (void)cudaHostRegister(memory, 8, flags);
+  void *memory = nullptr, *seen = nullptr;
+  (void)cudaHostAlloc(&memory, 16, fault == "portable" ? 0u : cudaHostAllocMapped);
   const int offset = fault == "inside" ? 1 : fault == "beside" ? 8 : 0;
-  const cudaError_t error = cudaHostGetDevicePointer(&seen, memory + offset, 0);
-  (void)cudaHostUnregister(memory);
+  const cudaError_t error = cudaHostGetDevicePointer(&seen, static_cast<char*>(memory) + offset, 0);
+  (void)cudaFreeHost(memory);
   (void)cudaGetLastError();
   return error;
 }

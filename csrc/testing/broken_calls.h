@@ -27,7 +27,7 @@ cudaError_t mix_devices(const std::string& fault);
 cudaError_t call_wrongly(const std::string& fault);
 
 // The error of asking where a device sees the first byte of host memory that is mapped, or
-// registered as "portable" alone; "inside": of the second byte, "beside": of the byte after the
+// allocated as "portable" alone; "inside": of the second byte, "beside": of the byte after the
 // mapped ones.
 cudaError_t see_host_memory(const std::string& fault);
 

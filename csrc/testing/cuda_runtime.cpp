@@ -166,17 +166,15 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned flags) {
+cudaError_t cudaHostRegister(void*, size_t, unsigned) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaHostRegister", InCapture::kUnsafe)) return error;
-  if (flags & cudaHostRegisterMapped) machine().mapped_memory[static_cast<char*>(data)] = bytes;
   return cudaSuccess;
 }
 
-cudaError_t cudaHostUnregister(void* data) {
+cudaError_t cudaHostUnregister(void*) {
   Lock lock(machine().mutex);
   run_all();
-  machine().mapped_memory.erase(static_cast<char*>(data));
   return begin_call("cudaHostUnregister", InCapture::kUnsafe);
 }
 

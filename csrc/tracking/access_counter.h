@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/huge_pages.h"
 #include "core/row_id_vector.h"
@@ -10,6 +11,8 @@
 namespace cpr_ext {
 
 // Invariant: a row is dirty exactly if its count is above zero. Counts saturate at 2^32 - 1.
+// Where few rows are dirty, they are found without reading all counts: a bit says that a group of
+// 64 rows may have some.
 class AccessCounter final : public RowTracker {
  public:
   AccessCounter(std::string name, int64_t num_rows);
@@ -32,7 +35,13 @@ class AccessCounter final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
+  template <class Body>
+  void visit_groups(RowRange range, const Body& body) const;
+  bool has_few_groups(RowRange range) const;
+
   HugeZeros<uint32_t> counts_;
+  // (num_rows / 4096) bits of groups; those of clean ones are cleared when they are next met.
+  mutable std::vector<uint64_t> touched_;
   int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
 

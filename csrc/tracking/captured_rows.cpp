@@ -53,12 +53,6 @@ void CapturedRows::take(int table, int64_t first, int64_t count) {
   });
 }
 
-void CapturedRows::take_rows(int table, RowIds row_ids) {
-  take_from_all(checked(table), [&](RowTracker* tracker, const WeightView* weight) {
-    return tracker->take(row_ids, weight, nullptr);
-  });
-}
-
 void CapturedRows::take_all() {
   for (int i = 0; i < num_tables(); ++i) take(i, 0, tables_[i].size());
 }

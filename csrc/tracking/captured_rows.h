@@ -33,8 +33,6 @@ class CapturedRows {
   // Rows [first, first + count) of a table, by position, are captured. Throws UsageError if the
   // table has no such rows.
   void take(int table, int64_t first, int64_t count);
-  // These rows of a table, strictly ascending, are captured.
-  void take_rows(int table, RowIds row_ids);
   void take_all();
 
   // The trackers get all back.

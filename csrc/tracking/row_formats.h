@@ -3,24 +3,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "core/dtype.h"
+#include "core/float_bits.h"
 #include "core/host_device.h"
 
 namespace cpr_ext {
-
-CPR_EXT_HOST_DEVICE inline float float_of_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-CPR_EXT_HOST_DEVICE inline uint32_t bits_of_float(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
 
 // Each format: its stored type, the type to compute in, and the way from one to the other.
 struct Float64 {
@@ -39,7 +27,7 @@ struct BFloat16 {
   using Stored = uint16_t;
   using Value = float;
   CPR_EXT_HOST_DEVICE static float load(uint16_t stored) {
-    return float_of_bits(uint32_t{stored} << 16);
+    return float_of(uint32_t{stored} << 16);
   }
 };
 
@@ -51,9 +39,9 @@ struct Float16 {
   CPR_EXT_HOST_DEVICE static float load(uint16_t stored) {
     const uint32_t magnitude = uint32_t{stored & 0x7fffu} << 13;
     const uint32_t sign = uint32_t{stored & 0x8000u} << 16;
-    uint32_t bits = bits_of_float(float_of_bits(magnitude) * float_of_bits(0x77800000u));
+    uint32_t bits = bits_of(float_of(magnitude) * float_of(0x77800000u));
     if (magnitude >= 0x7c00u << 13) bits |= 0x7f800000u;
-    return float_of_bits(bits | sign);
+    return float_of(bits | sign);
   }
 };
 
@@ -112,7 +100,7 @@ CPR_EXT_HOST_DEVICE typename Format::Value careful_sum(const typename Format::St
                                                        const typename Format::Stored* before,
                                                        int64_t size) {
   using Value = typename Format::Value;
-  const Value infinity = float_of_bits(0x7f800000u);
+  const Value infinity = float_of(0x7f800000u);
   Value sum = 0;
   for (int64_t i = 0; i < size; ++i) {
     const Value value = Format::load(now[i]);

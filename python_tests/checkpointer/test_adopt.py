@@ -5,6 +5,8 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import UsageError
+from cpr_ext.state.position import MAX_SOUND
+from cpr_ext.tools.maintenance import verify
 
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
 
@@ -85,3 +87,54 @@ def test_only_a_job_that_begins_can_adopt(tmp_path):
             ckpt.adopt(step=5)
         with pytest.raises(UsageError, match="step"):
             ckpt.adopt(step=-1)
+
+
+def test_no_store_counts_beyond_what_verifies(tmp_path):
+    """A job begins below it, and no step passes it."""
+    model, optimizers = make(0)
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path, **OPTIONS) as ckpt:
+        for place in ({"step": MAX_SOUND + 1}, {"step": 1, "num_samples": MAX_SOUND + 1}):
+            with pytest.raises(UsageError, match=f"is {MAX_SOUND + 1}; a store counts to"):
+                ckpt.adopt(**place)
+        ckpt.adopt(step=MAX_SOUND - 1, num_samples=MAX_SOUND - 8)
+        train(model, optimizers, ckpt, 1)
+        with pytest.raises(UsageError, match=f"step is {MAX_SOUND + 1}"):
+            train(model, optimizers, ckpt, 1)
+    assert verify(tmp_path).damaged == []
+
+
+UNREADABLE = {
+    "long name": ({"x" * 5000: torch.ones(1)}, "letters"),
+    "long number": (10**5000, "16610 bits"),
+    "long number in a list": ([1, -(10**5000)], "16610 bits"),
+    "dimensions": (torch.ones((1,) * 40), "40 dimensions"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_extra_state_that_no_reader_would_take_is_refused_at_once(tmp_path, what):
+    value, told = UNREADABLE[what]
+    model, optimizers = make(0)
+    options = {**OPTIONS, "extra_state": lambda: value, "save_at_close": False}
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path, **options) as ckpt:
+        with pytest.raises(UsageError, match=told):
+            ckpt.adopt(step=1)
+        ckpt.save("base")
+        with pytest.raises(cpr_ext.SnapshotError) as failed:
+            ckpt.wait()
+        assert told in str(failed.value.__cause__)
+
+
+class Unnamed(Model):
+    """Gives its parameters numbers."""
+
+    def state_dict(self, *args, **options):
+        return dict(enumerate(super().state_dict(*args, **options).values()))
+
+
+def test_a_model_that_no_reader_would_take_is_refused_at_once(tmp_path):
+    model = Unnamed()
+    options = {**OPTIONS, "save_at_close": False}
+    with cpr_ext.Checkpointer(model, [], tmp_path, **options) as ckpt:
+        with pytest.raises(UsageError, match=r"not recovered: .*its parameters have no names"):
+            ckpt.adopt(step=1)

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
+from cpr_ext.storage.remote import RemoteOptions
 from python_tests.helpers import Trained, assert_same, flip
 from python_tests.storage.remote.faulty_objects import MemoryObjects
 from python_tests.storage.remote.test_remote_copy import OPTIONS, SMALL, begin, train_and_save
@@ -26,10 +27,10 @@ def closed(objects, tmp_path):
     trained.checkpointer.close()
     fresh = begin(tmp_path / "a", seed=3)
     rows = fresh.rows()
-    manifests = [fresh.store.dense, *fresh.store.shards]
+    reader = fresh.store.view()
     fresh.die()
-    fresh.checkpointer._parts.remote.close()
-    return tmp_path / "a", rows, manifests
+    fresh.checkpointer.store.origin.close()
+    return tmp_path / "a", rows, reader
 
 
 def break_file(path, how):
@@ -42,10 +43,11 @@ def break_file(path, how):
 
 
 @pytest.mark.parametrize("how", ["missing", "header", "content"])
-@pytest.mark.parametrize("directory", [0, 1])
-def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, directory, caplog):
-    store, rows, manifests = closed
-    path = manifests[directory].path_of(manifests[directory].segments[-1])
+@pytest.mark.parametrize("kind", ["dense", "rows"])
+def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, kind, caplog):
+    store, rows, reader = closed
+    manifest = reader.manifest
+    path = reader.path_of((manifest.dense if kind == "dense" else manifest.shards[0])[-1])
     before = path.read_bytes()
     break_file(path, how)
     objects.bytes_read = 0
@@ -60,10 +62,10 @@ def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, directory, c
 
 
 def test_what_the_copy_lacks_falls_back_as_without_one(closed, objects):
-    store, _, manifests = closed
-    record = manifests[1].segments[-1]
-    break_file(manifests[1].path_of(record), "content")
-    (key,) = [key for key in objects.held if record.file in key and "shard-00000" in key]
+    store, _, reader = closed
+    record = reader.manifest.shards[0][-1]
+    break_file(reader.path_of(record), "content")
+    (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
     fresh = begin(store, seed=4)
     assert [d.path.name for d in fresh.report.damaged_segments] == [record.file]
@@ -73,29 +75,29 @@ def test_what_the_copy_lacks_falls_back_as_without_one(closed, objects):
 def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
     trained = begin(tmp_path / "a")
     train_and_save(trained)
-    assert trained.checkpointer._parts.remote.wait(30)
-    break_file(trained.store.shards[1].path_of(trained.store.shards[1].segments[0]), "missing")
+    assert trained.checkpointer.store.origin.wait(30)
+    break_file(trained.store.path_of(trained.store.manifest.shards[1][0]), "missing")
     report = trained.checkpointer.recover(shards=[1])
     assert report.damaged_segments == []
     trained.checkpointer.close()
 
 
 def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
-    store, rows, manifests = closed
-    break_file(manifests[1].path_of(manifests[1].segments[0]), "content")
-    fresh = Trained(store, SMALL, remote="memory:///", **OPTIONS)
+    store, rows, reader = closed
+    break_file(reader.path_of(reader.manifest.shards[0][0]), "content")
+    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
     assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
     assert_same(fresh.rows(), rows)
     fresh.checkpointer.close()
 
 
 def test_damage_that_is_to_raise_raises_where_the_copy_has_it_too(closed, objects):
-    store, _, manifests = closed
-    record = manifests[1].segments[0]
-    break_file(manifests[1].path_of(record), "content")
-    (key,) = [key for key in objects.held if record.file in key and "shard-00000" in key]
+    store, _, reader = closed
+    record = reader.manifest.shards[0][0]
+    break_file(reader.path_of(record), "content")
+    (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
-    fresh = Trained(store, SMALL, remote="memory:///", **OPTIONS)
+    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
     with pytest.raises(cpr_ext.DamageError):
         fresh.checkpointer.recover(on_damage="raise")
     fresh.checkpointer._release()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import cpr_ext
@@ -15,7 +16,6 @@ from python_tests.helpers import die
 N = 300
 OPTIONS = {
     "priority": cpr_ext.AllRows(),
-    "consistency": "step",
     "schedule": cpr_ext.EverySteps(1),
     "save_at_close": False,
 }
@@ -173,90 +173,81 @@ def with_second_model(model):
     return torch.optim.Adagrad([*model.parameters(), other.weight], lr=0.1)
 
 
-def with_passing_buffer(model):
-    model["lin"].register_buffer("t", torch.zeros(()), persistent=False)
-    model["lin"].register_forward_hook(lambda module, *_: module.t.add_(1) and None)
-    return torch.optim.Adagrad(model.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize(
-    ("optimizer_of", "what", "value"),
-    [
-        (
-            lambda model: Global(model.parameters(), lr=0.1),
-            "under 'global'",
-            lambda run: run.optimizer.state.get("global"),
-        ),
-        (
-            with_second_model,
-            r"a parameter of shape \(1, 3\) that a Adagrad updates",
-            lambda run: run.optimizer.param_groups[0]["params"][-1],
-        ),
-        (
-            with_passing_buffer,
-            "the buffer 'lin.t', which has persistent=False",
-            lambda run: run.model["lin"].t,
-        ),
-    ],
-)
-def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(
-    tmp_path, optimizer_of, what, value
-):
-    run = make(tmp_path / "store", optimizer_of)
+def test_a_parameter_that_no_state_dict_has_is_named_once_and_no_snapshot_is_complete(tmp_path):
+    run = make(tmp_path, with_second_model)
     handle, texts = train(run)
     assert not handle.is_complete
     assert not run.ckpt.save("base").is_complete
     run.ckpt.wait()
-    (text,) = [text for text in texts if "is not saved, so no snapshot is complete" in text]
-    assert re.search(what, text)
-    run.ckpt.close()
-    run = make(tmp_path / "another", optimizer_of, extra_state=lambda: {"epoch": 77})
-    handle, texts = train(run)
-    assert not handle.is_complete
-    assert len(texts) == 1
-    run.ckpt.close()
-    run = make(
-        tmp_path / "declared",
-        optimizer_of,
-        extra_state=lambda: {"t": value(run), "global": value(run)},
-    )
-    handle, texts = train(run)
-    assert handle.is_complete or type(run.optimizer) is Global  # which may move any row
-    assert texts == []
+    (text,) = texts
+    assert re.search(r"a parameter of shape \(1, 3\) that a Adagrad updates", text)
     run.ckpt.close()
 
 
-@pytest.mark.parametrize(
-    ("optimizer_of", "name"),
-    [
-        (lambda model: Global(model.parameters(), lr=0.1), "state of Global under 'global'"),
-        (with_second_model, "parameters of Adagrad alone"),
-        (with_passing_buffer, "buffer lin.t"),
-    ],
-)
-def test_what_the_user_ignores_is_left_out_of_complete_snapshots_that_say_so(
-    tmp_path, optimizer_of, name
-):
-    run = make(tmp_path / "store", optimizer_of)
-    _, texts = train(run)
-    (text,) = [text for text in texts if "so no snapshot is complete" in text]
-    assert f'ignore=["{name}"]' in text
-    run.ckpt.close()
-    run = make(tmp_path / "ignored", optimizer_of, ignore=[name, "buffer of nothing"])
-    _, texts = train(run)
-    assert run.ckpt.save("base").is_complete
-    assert texts == []
-    run.ckpt.wait()
+def test_what_an_optimizer_keeps_under_no_parameter_returns(tmp_path):
+    run = make(tmp_path, lambda model: Global(model.parameters(), lr=0.1))
+    handle, texts = train(run, 4)
+    assert (handle.step, texts) == (4, [])
     die(run.ckpt)
-    run.ckpt._watch.detach()
-    again = make(tmp_path / "ignored", optimizer_of, ignore=[name])
-    assert again.ckpt.recover().state_ignored == [name]
+    again = make(tmp_path, lambda model: Global(model.parameters(), lr=0.1))
+    again.optimizer.state["made since"] = {"t": 1}
+    again.ckpt.recover()
+    others = {k: v for k, v in again.optimizer.state.items() if isinstance(k, str)}
+    assert others == {"global": {"t": 4}}
     again.ckpt.close()
 
 
-def test_names_that_are_no_text_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"ignore\[1\] is 3; needed: a name"):
-        make(tmp_path / "store", lambda m: torch.optim.SGD(m.parameters(), 0.1), ignore=["a", 3])
+def test_what_no_state_dict_has_is_not_claimed_and_not_looked_at(tmp_path):
+    """`cpr prove` finds it: attributes, flags, gradients, buffers with persistent=False."""
+    run = make(tmp_path, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+    run.model["lin"].register_buffer("cache", torch.zeros(()), persistent=False)
+    for step in range(3):
+        run.model["lin"].cache.add_(1)
+        run.model["lin"].count, run.model["lin"].training = step, False
+        handle, texts = train(run, 1, first=step)
+        run.model["lin"](torch.ones(1, 4)).sum().backward()
+        assert (handle.is_complete, texts) == (True, [])
+    run.ckpt.close()
+
+
+def late_buffer(model):
+    model["lin"].register_buffer("running_mean", torch.zeros(1))
+
+
+def pruned(model):
+    nn.utils.prune.l1_unstructured(model["lin"], "weight", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (late_buffer, r"has 'lin\.running_mean', which it did not have"),
+        (pruned, r"has 'lin\.weight_mask' and 1 more, which it did not have.*, and lacks 'lin\.w"),
+    ],
+)
+def test_a_state_dict_with_other_names_than_at_first_is_named_at_the_next_snapshot(
+    tmp_path, change, names
+):
+    """The program that is started again builds the model as it was: it would be refused."""
+    run = make(tmp_path, lambda model: torch.optim.SGD(model["emb"].parameters(), 0.1))
+    assert train(run, 1)[0].is_complete
+    change(run.model)
+    handle, texts = train(run, 2)
+    assert not handle.is_complete
+    (text,) = texts
+    assert re.search(names, text)
+    run.ckpt.close()
+
+
+def test_a_buffer_that_begins_empty_is_no_other_name(tmp_path):
+    model = make_model()
+    model["lin"].register_buffer("seen", None)
+    run = make(tmp_path, lambda model: torch.optim.SGD(model.parameters(), 0.1), model=model)
+    train(run, 1)
+    model["lin"].seen = torch.ones(3)
+    handle, texts = train(run, 2)
+    assert (handle.is_complete, texts) == (True, [])
+    run.ckpt.close()
 
 
 class Copied(nn.Module):

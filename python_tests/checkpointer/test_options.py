@@ -1,8 +1,12 @@
-"""The options of staging and compaction."""
+"""The options of staging, and that all have one default."""
+
+import inspect
+from dataclasses import fields
 
 import pytest
 
-from cpr_ext import CompactionOptions, StagingOptions
+from cpr_ext import Checkpointer, StagingOptions
+from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.errors import UsageError
 from python_tests.helpers import Trained
 
@@ -15,9 +19,6 @@ from python_tests.helpers import Trained
         (lambda: StagingOptions(slot_bytes=-4096), "slot_bytes is -4096"),
         (lambda: StagingOptions(num_threads=0), "num_threads is 0; it must be at least 1, or None"),
         (lambda: StagingOptions(num_threads=1.5), "num_threads is 1.5; needed: a whole number"),
-        (lambda: StagingOptions(copy_on_write_bytes=-1), "copy_on_write_bytes is -1"),
-        (lambda: CompactionOptions(after=0), "CompactionOptions.after is 0; it must be positive"),
-        (lambda: CompactionOptions(bytes_per_second=-1), "bytes_per_second is -1"),
     ],
 )
 def test_a_number_out_of_range_is_refused(make, message):
@@ -37,3 +38,15 @@ def test_options_cannot_be_changed_once_made():
 def test_a_keyword_that_never_was_is_a_type_error(tmp_path):
     with pytest.raises(TypeError, match="unexpected keyword argument 'slotbytes'"):
         Trained(tmp_path, slotbytes=3)
+
+
+def test_the_options_are_those_of_the_checkpointer_with_its_defaults():
+    parameters = inspect.signature(Checkpointer).parameters
+    of_program = {"model", "optimizers", "directory", "tables"}
+    of_program |= {"extra_state", "stateful", "per_rank"}
+    assert {each.name for each in fields(CheckpointerOptions)} == set(parameters) - of_program
+    made = CheckpointerOptions()
+    for name in parameters.keys() - of_program:
+        default = parameters[name].default
+        given = {} if default is None else {name: default}
+        assert getattr(CheckpointerOptions(**given), name) == getattr(made, name), name

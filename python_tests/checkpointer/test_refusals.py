@@ -10,13 +10,12 @@ from python_tests.helpers import (
     build,
 )
 
-EXACT = {"consistency": "step", "when_busy": "wait", "optimizer": "sgd"}
+EXACT = {"when_busy": "wait", "optimizer": "sgd"}
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"consistency": "rows"}, "consistency is 'rows'; allowed: row, step"),
         ({"when_busy": "skip"}, "when_busy is 'skip'; allowed: delay, wait"),
         ({"on_nan": "ignore"}, "on_nan is 'ignore'; allowed: raise, save"),
         ({"num_shards": 0}, "num_shards is 0; it must be at least 1"),
@@ -24,7 +23,6 @@ EXACT = {"consistency": "step", "when_busy": "wait", "optimizer": "sgd"}
         ({"rebase_after": 0}, "rebase_after is 0; it must be positive, or None"),
         ({"rebase_after": float("nan")}, "rebase_after is nan"),
         ({"staging": {"num_slots": 3}}, "needed: such as StagingOptions(num_slots=3)"),
-        ({"compaction": 1.0}, "compaction is 1.0; needed: such as CompactionOptions"),
         ({"priority": "mfu"}, "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
         ({"schedule": 500}, "schedule is 500; needed: such as EverySteps"),
         (

@@ -49,9 +49,9 @@ def test_what_a_partial_snapshot_of_the_last_step_left_out_is_saved(tmp_path):
     with run.checkpointer as checkpointer:
         run.train(5)
         checkpointer.save("partial").wait_until_done()
-        assert not run.store.dense.segments[-1].is_complete
+        assert not run.store.manifest.dense[-1].is_complete
         expected = state_of(run)
-    assert run.store.dense.segments[-1].is_complete
+    assert run.store.manifest.dense[-1].is_complete
     assert_saved(tmp_path, expected, 5, tables=run.tables)
 
 
@@ -77,7 +77,7 @@ def test_steps_before_a_recovery_are_not_to_be_saved(tmp_path):
     run.train(2)
     run.checkpointer.recover()
     run.checkpointer.close()
-    assert run.store.dense.segments[-1].last_step == 1
+    assert run.store.manifest.dense[-1].last_step == 1
 
 
 def test_an_exception_saves_nothing_and_says_so(tmp_path, caplog):
@@ -87,7 +87,7 @@ def test_an_exception_saves_nothing_and_says_so(tmp_path, caplog):
     run.train(4)
     with pytest.raises(KeyError), run.checkpointer:
         raise KeyError
-    assert run.store.dense.segments[-1].last_step == 1
+    assert run.store.manifest.dense[-1].last_step == 1
     text = "nothing more is saved: the newest snapshot is of step 1, training is at step 5"
     assert text in caplog.text
 
@@ -102,7 +102,7 @@ def test_in_the_middle_of_a_step_nothing_is_saved_and_it_is_said(tmp_path, caplo
     steps.backward()
     steps.update()
     steps.checkpointer.close()
-    assert steps.store.dense.segments[-1].last_step == 1
+    assert steps.store.manifest.dense[-1].last_step == 1
     assert "close() saves nothing in the middle of a step: the newest" in caplog.text
 
 
@@ -115,7 +115,7 @@ def test_the_option_turns_it_off(tmp_path, caplog):
         off.train(1)
         off.checkpointer.wait()
         off.train(2)
-    assert off.store.dense.segments[-1].last_step == 1
+    assert off.store.manifest.dense[-1].last_step == 1
     assert "(save_at_close=False): the newest snapshot is of step 1" in caplog.text
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_nobody_can_save_is_not_saved(tmp_path, caplog):
     run.model(indices, torch.randn(3, 4, generator=generator)).backward()
     other.step()
     run.checkpointer.close()
-    assert run.store.dense.segments[-1].last_step == 1
+    assert run.store.manifest.dense[-1].last_step == 1
     assert "close() saves nothing: the newest snapshot is of step 1" in caplog.text
 
 
@@ -145,4 +145,4 @@ def test_a_last_snapshot_that_fails_raises(tmp_path):
         run.model.linear.weight.fill_(torch.nan)
     with pytest.raises(SnapshotError, match="holds NaN"):
         run.checkpointer.close()
-    assert run.store.dense.segments[-1].last_step == 1
+    assert run.store.manifest.dense[-1].last_step == 1

@@ -33,7 +33,6 @@ class Loop:
             directory,
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(5),
-            consistency="step",
             when_busy="wait",
             stateful=[self.scheduler, self.scaler] if is_saved else None,
             **options,
@@ -170,7 +169,7 @@ def averaged(directory):
     model = nn.ModuleDict({"e": nn.Embedding(50, 4, sparse=True), "h": nn.Linear(4, 1)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     average = torch.optim.swa_utils.AveragedModel(model)
-    options = {"stateful": average, "priority": cpr_ext.AllRows(), "consistency": "step"}
+    options = {"stateful": average, "priority": cpr_ext.AllRows()}
     return model, optimizer, average, cpr_ext.Checkpointer(model, optimizer, directory, **options)
 
 

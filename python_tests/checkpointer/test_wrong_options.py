@@ -11,7 +11,7 @@ import torch
 import cpr_ext
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import CprError
-from cpr_ext.storage.remote.objects import RemoteOptions
+from cpr_ext.storage.remote.opening import RemoteOptions
 
 #: None, numbers and containers that an option does take are among them.
 WRONG = {
@@ -34,7 +34,6 @@ WRONG = {
 #: What each class needs, to be made at all.
 CLASSES = {
     cpr_ext.StagingOptions: {},
-    cpr_ext.CompactionOptions: {},
     cpr_ext.Retention: {},
     cpr_ext.Precision: {},
     cpr_ext.MostFrequentlyUsed: {},
@@ -150,16 +149,3 @@ def test_a_checkpointer_shows_where_it_is_and_is_not_copied(tmp_path):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="has a store open"):
                 copied(checkpointer)
-
-
-def test_arguments_that_are_missing_or_have_wrong_names_are_refused_with_the_remedy(tmp_path):
-    model, store = torch.nn.Linear(1, 1), tmp_path / "store"
-    for given, options, remedy in (
-        ((model, store), {}, "'directory'; needed, in this order: model, optimizers, directory"),
-        ((model, None, store), {"prioritiy": None}, "'prioritiy'; did you mean 'priority'"),
-        ((model, None, store), {"x": None}, r"'x'; help\(Checkpointer\) lists its options"),
-    ):
-        with pytest.raises(TypeError, match=f"^Checkpointer: .*{remedy}"):
-            cpr_ext.Checkpointer(*given, **options)
-    assert not store.exists()
-    assert "when_busy" in inspect.signature(cpr_ext.Checkpointer).parameters

@@ -23,6 +23,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import click
@@ -31,7 +32,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.cli.app import app, run
-from cpr_ext.storage.file_names import DENSE_DIRECTORY, MANIFEST_FILE
+from cpr_ext.storage.file_names import MANIFEST_FILE
 
 LIMIT_SECONDS = 5
 LIMIT_BYTES = 2 << 30  # of memory that a call may take
@@ -55,11 +56,9 @@ SHORT = {
     "train": ["--steps", "2", "--batch-size", "8", "--preset", "tiny"],
     "prove": ["--steps", "2"],
     "emulate": ["--seeds", "1", "--steps", "4", "--batch-size", "8"],
-    "bench": ["--size-mb", "2"],
-    "doctor": ["--size-mb", "8"],
 }
 #: Drawn less often: a valid call takes seconds.
-SLOW = ("bench", "emulate", "launch", "prove", "train")
+SLOW = ("emulate", "launch", "prove", "train")
 #: Commands whose script would run other processes; the script ends at once.
 SCRIPTS = ("launch", "prove")
 
@@ -100,7 +99,7 @@ class Places:
         for name in ("store", "damaged", "torn", "job/worker-00000-of-00002"):
             shutil.copytree(self._original, here / name)
         next((here / "damaged").rglob("*.safetensors")).write_bytes(b"x" * 100)
-        (here / "torn" / DENSE_DIRECTORY / MANIFEST_FILE).write_text("{")
+        (here / "torn" / MANIFEST_FILE).write_text("{")
         (here / "file").write_text("x")
         (here / "empty").mkdir()
         (here / "job.csv").write_text("job,start\n1,2\n")
@@ -120,7 +119,7 @@ class Places:
             "x" * 300,
             "store/",
             "./store",
-            "store/shard-00000",
+            "store/segments",
             "a\nb",
             "\udcff",
         ]
@@ -157,8 +156,8 @@ def draw_call(source: random.Random, places: Places) -> list[str]:
         words.append(source.choice([*option.opts, *option.secondary_opts]))
         if not option.is_flag:
             words.append(value_of(option, source, places))
-    if name == "watch":
-        words.append("--once")
+    if "--follow" in words:
+        words.remove("--follow")
     if name == "launch":
         words += ["--nproc", source.choice(("0", "1", "2"))]
         words += ["--max-restarts", "0"]
@@ -179,35 +178,60 @@ def end(signum: int, frame: object) -> None:
     raise TooLong
 
 
+class Ended(NamedTuple):
+    """How a call ended: its exit code, or what else came of it; and what it printed."""
+
+    code: object
+    out: str
+    err: str
+
+    @property
+    def trouble(self) -> str | None:
+        """A traceback, or another end that no command has; None: it is as it should be."""
+        text = self.out + self.err
+        if "TooLong" in text or self.code == "too long":
+            return None
+        if self.code in (0, 1, 2) and not re.search("^Traceback", text, re.M):
+            return None
+        return f"{self.code}\n{text[-2000:]}"
+
+
 def call(words: list[str]) -> str | None:
     """Run a call in this process; return a traceback if that is how it ends."""
-    output = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+    return ended(words).trouble
+
+
+def ended(words: list[str], seconds: int = LIMIT_SECONDS) -> Ended:
+    """Run a call in this process."""
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+        for _ in range(2)
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    trouble = _call(words, output)
+    code = _code_of(words, out, err, seconds)
     rise = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    return f"took {rise / 1e9:.1f} GB" if trouble is None and rise > LIMIT_BYTES else trouble
+    if code in (0, 1, 2) and rise > LIMIT_BYTES:
+        code = f"took {rise / 1e9:.1f} GB"
+    return Ended(code, *(each.buffer.getvalue().decode(errors="replace") for each in (out, err)))
 
 
-def _call(words: list[str], output: io.TextIOWrapper) -> str | None:
+def _code_of(
+    words: list[str], out: io.TextIOWrapper, err: io.TextIOWrapper, seconds: int
+) -> object:
     signal.signal(signal.SIGALRM, end)
-    signal.alarm(LIMIT_SECONDS)
+    signal.alarm(seconds)
     try:
         with (
             mock.patch.object(sys, "argv", ["cpr", *words]),
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
             warnings.catch_warnings(),
         ):
             run()
-    except SystemExit as ended:
-        text = output.buffer.getvalue().decode(errors="replace")
-        if ended.code in (0, 1, 2, None) and (
-            "TooLong" in text or not re.search("^Traceback", text, re.M)
-        ):
-            return None
-        return f"exit code {ended.code!r}\n{text[-2000:]}"
+    except SystemExit as exited:
+        return exited.code or 0
     except TooLong:
-        return None
+        return "too long"
     except BaseException:
         return traceback.format_exc()
     finally:

@@ -14,7 +14,7 @@ def _no_torchrec(monkeypatch):
 
 
 def test_it_shows_what_it_found_and_the_remedy(cpr, tmp_path):
-    code, output, _ = cpr("doctor", tmp_path, "--size-mb", 8)
+    code, output, _ = cpr("doctor", tmp_path)
     assert code == 0, output
     lines = [line for line in output.splitlines() if line[:2] in ("ok", "no")]
     assert {line[20] for line in lines} == {" "}  # behind the longest name, too

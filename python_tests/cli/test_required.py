@@ -50,7 +50,6 @@ def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, tmp_path):
         ("verify", store),
         ("export", store, tmp_path / "out"),
         ("export", store, tmp_path / "out_torch", "--format", "torch"),
-        ("compact", store),
         ("repair", store),
         ("plan", "--preset", "abstract-56h", "--json"),
         ("plan", *job, "--load-minutes", 2),

@@ -73,12 +73,6 @@ def test_a_device_that_is_not_there_is_told_with_the_remedy(cpr: Cpr) -> None:
     assert "use device cpu" in error
 
 
-def test_what_is_no_device_is_refused_by_name(cpr: Cpr) -> None:
-    status, _, error = cpr("train", *QUICK, "--device", "tpu")
-    assert status == USAGE
-    assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in error
-
-
 @pytest.mark.gpu
 def test_a_run_on_a_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
     options = ("train", "--quiet", "--every-steps", "20", "--store", tmp_path / "s")
@@ -154,39 +148,6 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--bogus"], USAGE, "No such option"),
-        (["--fraction", "1.5"], USAGE, "fraction is 1.5; allowed: above 0, at most 1"),
-        (["--fraction", "0"], USAGE, "fraction is 0.0"),
-        (["--fraction", "nan"], USAGE, "fraction is nan"),
-        (["--data", "movies"], USAGE, "'movies'; allowed: synthetic, criteo:PATH"),
-        (["--preset", "huge"], USAGE, "'huge' is not one of"),
-        (["--steps", "0"], USAGE, "--steps"),
-        (["--threads", "9" * 20], USAGE, "not in the range 1<=x<=1024"),
-        (["--fail-at", "10"], USAGE, "STEP:SHARD"),
-        (["--fail-at", "0:1"], USAGE, "steps count from 1"),
-        (["--fail-at", "10:8"], USAGE, "there is no shard 8; with 8 shards they are 0 to 7"),
-        (["--fail-at", "99999:0"], USAGE, "step 99999, but the run has 1563 steps"),
-        (["--priority", "none", "--fail-at", "9:0"], USAGE, "priority none saves nothing"),
-        (["--json", "run.json"], USAGE, "unexpected extra argument (run.json)"),
-        (["--plot", "/nowhere/run.png"], USAGE, "the folder of '/nowhere/run.png'"),
-        (["--plot", "run.xyz"], USAGE, "suffix of a picture; allowed: .png, .svg, .pdf"),
-        (["--data", "criteo:/nowhere/train.txt"], OTHER, "/nowhere/train.txt"),
-        (["--data", "movietweetings:/nowhere"], OTHER, "/nowhere"),
-        (["--store", "/proc/nowhere"], OTHER, "/proc/nowhere"),
-    ],
-)
-def test_bad_input_gets_one_clear_line(
-    cpr: Cpr, arguments: list[str], status: int, words: str
-) -> None:
-    found, _, error = cpr("train", "--quiet", *arguments)
-    assert found == status
-    assert words in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
         (["--fraction", "1.5"], USAGE, "fraction is 1.5; allowed: above 0, at most 1"),
         (["--store", "/proc/nowhere"], OTHER, "/proc/nowhere"),
     ],
@@ -219,15 +180,6 @@ def test_a_store_of_another_model_or_run_is_refused_and_kept(cpr: Cpr, tmp_path:
     assert status == USAGE
     assert "seed was 0, now 5" in error
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_a_log_without_a_valid_line_is_an_error(cpr: Cpr, tmp_path: Path) -> None:
-    log = tmp_path / "train.csv"
-    log.write_text("".join(f"{n % 2},{',' * 38}\n" for n in range(50)))
-    status, output, error = cpr("train", "--quiet", "--json", "--data", f"criteo:{log}")
-    assert (status, output) == (OTHER, "")
-    assert "no valid line: 50 do not have 40 tab-separated fields" in error
-    assert "comma-separated" in error
 
 
 def test_an_auc_that_is_not_defined_is_null_and_explained(cpr: Cpr, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
 # Every snapshot holds all rows as they were after one step.
 WHOLE_STEPS = {
-    "priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait",
+    "priority": cpr_ext.AllRows(), "when_busy": "wait",
     "retention": Retention(full_recovery_points=3),
 }  # fmt: skip
 
@@ -150,7 +150,7 @@ class MlpJob(ShardedJob):
             die()
         job.optimizers[1].step()
         self.spoil(job, step)
-        if self.settings.consistency == "step":  # before a snapshot may have it
+        if self.settings.whole_steps:  # before a snapshot may have it
             self.journal.write("trained", step=step + 1, tables=digest(self.job_tables))
         return SAMPLES * job.world_size
 
@@ -188,7 +188,7 @@ class MlpJob(ShardedJob):
         return (kind or cpr_ext.Checkpointer)(
             model, optimizers, directory, tables=[table],
             schedule=cpr_ext.EverySteps(self.settings.every_steps),
-            **(WHOLE_STEPS if self.settings.consistency == "step" else {}),
+            **(WHOLE_STEPS if self.settings.whole_steps else {}),
             **self.watched_options(),
         )  # fmt: skip
 

@@ -52,7 +52,7 @@ class Settings:
     every_steps: int = 5
     recovery: str = "partial"
     priority: str = "MostFrequentlyUsed"
-    consistency: str = "row"
+    whole_steps: bool = False
     time_outs: dict = field(default_factory=dict)
     # rank -> what it does to itself in which life: ["training" | "saving" | "joining" |
     # "recovering" | "rolling back" | "lagging", step]
@@ -138,9 +138,9 @@ class Lags(cpr_ext.Checkpointer):
 
         def commit_late(snapshot):
             while snapshot.last_step >= self.dies_at:
-                [dense] = self.stores.glob("worker-00000-of-*/dense/MANIFEST.json")
+                [dense] = self.stores.glob("worker-00000-of-*/MANIFEST.json")
                 manifest = json.loads(dense.read_text())["content"]
-                if manifest["segments"][-1]["last_step"] > snapshot.last_step:
+                if manifest["dense"][-1]["last_step"] > snapshot.last_step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.01)
             commit(snapshot)
@@ -196,7 +196,6 @@ class ShardedJob:
             directory,
             priority=getattr(cpr_ext, settings.priority)(),
             schedule=cpr_ext.EverySteps(settings.every_steps),
-            consistency=settings.consistency,
             when_busy="wait",
             retention=Retention(full_recovery_points=3),
             extra_state=lambda: {"step": self.next_step},

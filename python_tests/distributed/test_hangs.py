@@ -48,7 +48,7 @@ def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_clust
 def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster):
     settings = {
         "num_steps": 40, "world_size": 2, "recovery": "full", "priority": "AllRows",
-        "consistency": "step", "step_seconds": 0.02, "time_outs": {"collective_seconds": 2.0},
+        "whole_steps": True, "step_seconds": 0.02, "time_outs": {"collective_seconds": 2.0},
     }  # fmt: skip
     ends = []
     for name in ("untouched", "struck"):
@@ -72,7 +72,7 @@ def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster):
 def test_full_recovery_does_not_abandon_points_for_an_empty_store(make_cluster):
     settings = {
         "num_steps": 24, "world_size": 2, "recovery": "full", "priority": "AllRows",
-        "consistency": "step", "step_seconds": 0.01,
+        "whole_steps": True, "step_seconds": 0.01,
     }  # fmt: skip
     cluster = make_cluster(**settings)
     cluster.start()

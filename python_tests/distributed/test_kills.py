@@ -5,7 +5,7 @@ from pathlib import Path
 from cpr_ext.distributed import worker_directory
 
 # Every row of a snapshot is of one step, so that a replacement's tables can be compared.
-EXACT = {"step_seconds": 0.01, "priority": "AllRows", "consistency": "step", "every_steps": 4}
+EXACT = {"step_seconds": 0.01, "priority": "AllRows", "every_steps": 4}
 
 
 def survive(cluster, *victims, ruin=False):
@@ -66,7 +66,7 @@ def store_of(cluster, rank):
 
 
 def ruin_segments(store):
-    files = list(store.glob("shard-*/*.safetensors"))
+    files = list(store.glob("segments/*-0*-*.safetensors"))
     assert files
     for file in files:
         file.write_bytes(b"\0" * file.stat().st_size)
@@ -153,8 +153,7 @@ def test_all_four_are_killed_and_the_job_goes_on_from_the_stores(make_cluster):
 
 def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_cluster):
     exact = {
-        "num_steps": 40, "recovery": "full", "priority": "AllRows", "consistency": "step",
-        "world_size": 2,
+        "num_steps": 40, "recovery": "full", "priority": "AllRows", "world_size": 2,
     }  # fmt: skip
     ends = []
     for name, victim in (("untouched", None), ("killed", 1)):
@@ -177,7 +176,7 @@ def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_clu
 
 def test_workers_of_which_one_is_two_commits_ahead_have_a_point_in_common(make_cluster):
     cluster = make_cluster(
-        num_steps=40, world_size=2, recovery="full", priority="AllRows", consistency="step",
+        num_steps=40, world_size=2, recovery="full", priority="AllRows",
         suicides={"1": {"1": ["lagging", 18]}},
     )  # fmt: skip
     cluster.start()
@@ -191,7 +190,7 @@ def test_workers_of_which_one_is_two_commits_ahead_have_a_point_in_common(make_c
 
 def test_a_worker_lost_while_all_roll_back_changes_nothing_of_where_they_end(make_cluster):
     exact = {
-        "num_steps": 40, "recovery": "full", "priority": "AllRows", "consistency": "step",
+        "num_steps": 40, "recovery": "full", "priority": "AllRows",
         "world_size": 3, "batch_size": 33, "step_seconds": 0.01,
     }  # fmt: skip
     untouched = make_cluster("untouched", **exact)

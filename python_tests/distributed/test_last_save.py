@@ -5,17 +5,13 @@ import subprocess
 import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.identity.worker_identity import Identity, worker_directory
-from cpr_ext.distributed.last_save import LastSave, close_saved
-from cpr_ext.errors import SnapshotError, StoreError, UsageError
-
-IDENTITY = Identity(1, 2, "127.0.0.1", 1)
+from cpr_ext.distributed.last_save import close_saved, save_trained
+from cpr_ext.errors import SnapshotError, UsageError
 
 
 @pytest.fixture
@@ -40,17 +36,13 @@ def fill(disk):
         os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
 
 
-def make_job(disk, steps=3):
+def make_trained(disk, steps=3):
+    """A model, and its Checkpointer."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(8000, 8, sparse=True), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-
-    def make(directory):
-        return cpr_ext.Checkpointer(
-            model, optimizer, directory, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
-        )
-
-    checkpointer = make(worker_directory(disk / "store", 1, 2))
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    checkpointer = cpr_ext.Checkpointer(model, optimizer, disk / "store", staging=staging)
     checkpointer.recover()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -58,14 +50,7 @@ def make_job(disk, steps=3):
         optimizer.step()
         checkpointer.step(64)
     checkpointer.wait()  # no snapshot is written while the disk is filled
-    job = SimpleNamespace(
-        model=model, optimizers=optimizer, checkpointer=checkpointer, step=checkpointer.step_count
-    )
-    return job, make
-
-
-def state_of(job):
-    return {name: value.clone() for name, value in job.model.state_dict().items()}
+    return model, checkpointer
 
 
 def assert_recovers(directory, expected, step):
@@ -80,50 +65,32 @@ def assert_recovers(directory, expected, step):
 
 
 def test_a_full_disk_is_waited_for_and_the_model_is_saved_once_there_is_space(small_disk, caplog):
-    job, make = make_job(small_disk)
+    model, checkpointer = make_trained(small_disk)
     fill(small_disk)
     freed = threading.Timer(1.0, (small_disk / "filler").unlink)
     freed.start()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        LastSave(IDENTITY, retry_seconds=30.0).save(job, make)
-        close_saved(job.checkpointer)
+        save_trained(checkpointer, 1, retry_seconds=30.0)
+        close_saved(checkpointer)
     assert "worker 1 cannot save the trained model" in caplog.text
     assert "No space left on device" in caplog.text
-    assert_recovers(job.checkpointer.store.directory, state_of(job), step=3)
+    assert_recovers(checkpointer.store.directory, model.state_dict(), step=3)
 
 
-def test_a_disk_that_stays_full_is_left_for_another_directory(small_disk, tmp_path, caplog):
-    job, make = make_job(small_disk)
-    fill(small_disk)
-    last_save = LastSave(IDENTITY, retry_seconds=0.6, elsewhere=tmp_path / "other")
-    expected = state_of(job)
-    last_save.refuse_forgotten(small_disk / "store")
-    last_save.save(job, make)
-    close_saved(job.checkpointer)
-    assert "saved it to" in caplog.text
-    assert all(torch.equal(value, expected[name]) for name, value in state_of(job).items())
-    # The next run does not continue from the older store by mistake; it says what to do.
-    with pytest.raises(StoreError, match="move that directory to") as error:
-        last_save.refuse_forgotten(small_disk / "store")
-    (saved,) = (tmp_path / "other").glob("step-*/worker-00001-of-00002")
-    assert str(saved) in str(error.value)
-    assert_recovers(saved, expected, step=3)
-
-
-def test_without_another_directory_the_error_comes_out_in_the_end(small_disk):
-    job, make = make_job(small_disk)
+def test_a_disk_that_stays_full_is_an_error_in_the_end(small_disk):
+    checkpointer = make_trained(small_disk)[1]
     fill(small_disk)
     with pytest.raises(SnapshotError):
-        LastSave(IDENTITY, retry_seconds=0.6).save(job, make)
-    job.checkpointer.__exit__(SnapshotError, None, None)
+        save_trained(checkpointer, 1, retry_seconds=0.6)
+    checkpointer.__exit__(SnapshotError, None, None)
 
 
 def test_what_no_waiting_mends_is_raised_at_once(tmp_path):
-    job, make = make_job(tmp_path)
-    job.checkpointer.close()
+    checkpointer = make_trained(tmp_path)[1]
+    checkpointer.close()
     with pytest.raises(UsageError, match="closed"):
-        LastSave(IDENTITY, retry_seconds=60.0).save(job, make)
+        save_trained(checkpointer, 1, retry_seconds=60.0)
 
 
 def test_a_worker_with_a_full_disk_keeps_its_rows_and_its_peers_wait(small_disk, make_cluster):

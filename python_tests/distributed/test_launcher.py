@@ -1,5 +1,6 @@
 """`cpr launch`: processes are started, watched, started again and ended."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from cpr_ext.errors import UsageError
 
 # Stands in for a worker: does what a file says it does in this life.
 CHILD = """
-import os, pathlib, signal, sys, time
+import os, pathlib, shutil, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
 rank = os.environ["CPR_RANK"]
 lives = folder / f"lives-{rank}"
@@ -41,6 +42,11 @@ if what == "fail":
 if what == "fail-late":  # after it has met the others
     os.utime(os.environ["CPR_ALIVE_FILE"])
     sys.exit(3)
+if what == "poison":
+    why = "ValueError in step 20 of worker 0: a poison batch"
+    pathlib.Path(os.environ["CPR_ALIVE_FILE"] + ".failed").write_text(why)
+    os.utime(os.environ["CPR_ALIVE_FILE"])
+    sys.exit(1)
 if what == "give-up":
     wait_for(1)
     pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
@@ -54,6 +60,16 @@ if what == "rebuild":
         new.write_text(f"worker {rank} is rebuilt: {percent} %")
         new.replace(os.environ["CPR_ALIVE_FILE"] + ".progress")
         time.sleep(0.1)
+if what == "clean-and-die":  # as a cleaner of temporary files does
+    shutil.rmtree(os.path.dirname(os.environ["CPR_ALIVE_FILE"]))
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "hang-up":
+    os.kill(os.getppid(), signal.SIGHUP)
+    time.sleep(0.3)
+if "CPR_JOB_SECRET_FILE" in os.environ:
+    assert pathlib.Path(os.environ["CPR_JOB_SECRET_FILE"]).read_text()
+while what == "until-told" and not (folder / "told").exists():
+    time.sleep(0.01)
 if what == "sleep":
     time.sleep(1.5)
 if what == "hang":
@@ -84,8 +100,7 @@ def launch(tmp_path):
             [sys.executable, str(tmp_path / "child.py"), str(tmp_path)],
             len(plan),
             rendezvous="127.0.0.1:1",
-            report=said.append,
-            **options,
+            **{"report": said.append, **options},
         )
         return launcher.run(), said
 
@@ -123,6 +138,28 @@ def test_an_end_before_the_job_is_done_is_a_death_whatever_its_code(launch, tmp_
     assert "ended before its part of the job was done; started again (1 of 10)" in said[0]
     code, said = launch({0: "exit"})
     assert "3 times in a row soon after its start" in said[-1]
+
+
+def test_a_temporary_folder_that_is_removed_ends_no_job(launch, tmp_path):
+    code, said = launch({0: "clean-and-die done", 1: "sleep"}, hang_seconds=30.0)
+    assert (code, len(said)) == (0, 1)
+    assert [lives(tmp_path, rank) for rank in range(2)] == [2, 1]
+
+
+def test_a_job_of_which_nobody_reads_the_reports_does_not_end(launch, tmp_path):
+    def write_to_nobody(text):
+        raise BrokenPipeError
+
+    assert launch({0: "die done"}, report=write_to_nobody)[0] == 0
+    assert lives(tmp_path, 0) == 2
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(launch, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert launch({0: "hang-up"}) == (0, [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_restarts_before_a_long_life_do_not_count(launch, tmp_path, monkeypatch):
@@ -208,6 +245,24 @@ def test_a_worker_that_joined_or_was_killed_or_fails_differently_can_start(launc
     assert all("started again" in text for text in said)
 
 
+def test_a_worker_that_fails_again_and_again_by_one_error_is_named_so(launch, tmp_path):
+    code, said = launch({0: "poison poison poison die done"})
+    assert code == 0
+    error = "ended with code 1 by ValueError in step 20 of worker 0: a poison batch"
+    assert f"{error}; started again (1 of 10)" in said[0]
+    assert f"{error} (3 times in a row); started again (3 of 10)" in said[2]
+    assert "was killed by SIGKILL; started again (4 of 10)" in said[3]
+
+
+def test_a_worker_that_the_kernel_may_have_killed_for_memory_is_named_so(launch, monkeypatch):
+    kills = itertools.chain([0], itertools.repeat(1))
+    monkeypatch.setattr("cpr_ext.distributed.launcher._memory_kills", lambda: next(kills))
+    _, said = launch({0: "die die done"})
+    killed = "was killed by SIGKILL"
+    assert f"{killed} (and the kernel has killed for want of memory meanwhile); started" in said[0]
+    assert f"{killed}; started again (2 of 10)" in said[1]
+
+
 def test_workers_that_gave_the_job_up_are_not_started_again(launch, tmp_path):
     code, said = launch({0: "give-up", 1: "hang"})
     assert code == 1
@@ -223,11 +278,11 @@ def test_a_silent_worker_is_killed_and_started_again(launch, tmp_path):
     code, said = launch({0: "hang done"}, hang_seconds=3.0)
     assert code == 0
     assert "has been silent for" in said[0]
-    assert lives(tmp_path, 0) == 2
+    assert lives(tmp_path, 0) >= 2  # more where a start takes as long
 
 
 WORKER = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import torch
 import cpr_ext
 from cpr_ext.distributed import TimeOuts, Worker
@@ -235,6 +290,9 @@ from cpr_ext.distributed import TimeOuts, Worker
 folder = pathlib.Path(sys.argv[1])
 time_outs = TimeOuts(collective_seconds=1.0, join_seconds=float(sys.argv[2]))
 worker = Worker.from_environment(folder, time_outs=time_outs)
+(folder / f"here-{worker.identity.rank}").touch()
+while len(list(folder.glob("here-*"))) < 2:  # a start may take longer than join_seconds
+    time.sleep(0.05)
 
 
 def build(group):
@@ -286,10 +344,10 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
 def test_a_worker_that_is_stopped_for_ever_ends_the_job_after_join_seconds(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     said = []
-    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "3"]
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "5"]
     assert Launcher(command, 2, report=said.append).run() == 1
     (text,) = said  # nobody was started again
-    assert "worker 0 waited 3 s at 127.0.0.1:" in text
+    assert "worker 0 waited 5 s at 127.0.0.1:" in text
     assert "for workers 1, which did not come; ending all workers" in text
     stopped = (tmp_path / "pids-1").read_text().split()[0]
     assert not alive(int(stopped))
@@ -430,8 +488,15 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
 
 
 def test_spares_that_end_by_themselves_are_told_of_and_not_started_for_ever(launch, tmp_path):
-    code, said = launch({0: "sleep"}, spares=1, spare_delay_seconds=0, max_restarts=2)
-    assert code == 0
+    said = []
+
+    def tell(text):
+        said.append(text)
+        if len(said) == 3:
+            (tmp_path / "told").touch()
+
+    options = {"spares": 1, "spare_delay_seconds": 0, "max_restarts": 2}
+    assert launch({0: "until-told"}, report=tell, **options)[0] == 0
     assert said == ["a spare worker ended with code 1"] * 3
 
 

@@ -25,7 +25,7 @@ LAST_STEPS = 40
 def make(make_cluster, recovery, *, name="job", num_kills=KILLS):
     return make_cluster(
         name, job=JOB, num_steps=STEPS_BETWEEN * num_kills + LAST_STEPS, world_size=WORLD_SIZE,
-        recovery=recovery, consistency="step", every_steps=3, time_outs=PATIENT,
+        recovery=recovery, whole_steps=True, every_steps=3, time_outs=PATIENT,
         options={"variants": ["plain"], "layers": LAYERS},
     )  # fmt: skip
 

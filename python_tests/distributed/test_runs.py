@@ -48,7 +48,7 @@ class SplitJob(MlpJob):
         return cpr_ext.Checkpointer(
             model, optimizers, directory, tables=[table],
             schedule=cpr_ext.EverySteps(self.settings.every_steps),
-            **(WHOLE_STEPS if self.settings.consistency == "step" else {}),
+            **(WHOLE_STEPS if self.settings.whole_steps else {}),
         )  # fmt: skip
 
     def describe(self):
@@ -117,7 +117,7 @@ def test_a_job_of_another_size_begins_where_the_stores_of_another_end(make_clust
 def test_a_worker_lost_before_its_first_snapshot_takes_the_other_jobs_stores(
     make_cluster, recovery
 ):
-    whole = {**SPLIT, "consistency": "step", "recovery": recovery}
+    whole = {**SPLIT, "whole_steps": True, "recovery": recovery}
     first = make_cluster("first", world_size=2, num_steps=6, **whole)
     first.start()
     first.finish()
@@ -143,7 +143,7 @@ def test_kills_change_no_bit_of_a_job_that_began_from_the_stores_of_another(
     make_cluster, before, after
 ):
     """One dies before the first snapshot here, so all begin from the other job's stores again."""
-    whole = {**SPLIT, "consistency": "step", "recovery": "full"}
+    whole = {**SPLIT, "whole_steps": True, "recovery": "full"}
     first = make_cluster("first", world_size=before, num_steps=6, **whole)
     first.start()
     first.finish()

@@ -13,7 +13,6 @@ import torch
 
 from python_tests.distributed.agents import ROOT, agents
 from python_tests.distributed.cluster import free_port
-from python_tests.distributed.namespaces import Network, or_skipped
 
 JOB = Path(__file__).with_name("agent_job.py")
 
@@ -122,9 +121,9 @@ def test_agents_that_say_different_numbers_of_nodes_are_refused(tmp_path):
         assert re.search(said, job.logs())
 
 
-def commands_of_the_readme(prompt):
+def commands_of_the_readme():
     section = (ROOT / "README.md").read_text().partition("## Many processes")[2]
-    return re.findall(rf"^{re.escape(prompt)} (.*)$", section.partition("\n## ")[0], re.MULTILINE)
+    return re.findall(r"^\$ (.*)$", section.partition("\n## ")[0], re.MULTILINE)
 
 
 def run_as_pasted(folder, lines):
@@ -146,19 +145,8 @@ def run_as_pasted(folder, lines):
 
 def test_the_commands_of_the_readme_start_a_job_with_a_standby(tmp_path):
     """Copied and pasted; the last one in three terminals, and with a free port."""
-    first, second, torchrun = commands_of_the_readme("$")[:3]
+    first, second, torchrun = commands_of_the_readme()[:3]
     torchrun = torchrun.replace("29400", str(free_port()))
     waits = [f"wait ${{pids[{n}]}} || exit 1" for n in range(3)]
     starts = [f"{torchrun} & pids[{n}]=$!" for n in range(3)]
     run_as_pasted(tmp_path, [first, second, *starts, *waits])
-
-
-def test_the_commands_of_the_readme_start_a_job_on_two_network_namespaces(tmp_path):
-    """With other names, as others may use these."""
-    with or_skipped():
-        Network(1).close()
-    *begin, end = (
-        line.replace("machine", f"cpr{os.getpid()}m") for line in commands_of_the_readme("#")
-    )
-    assert "netns del" in end
-    run_as_pasted(tmp_path, [*commands_of_the_readme("$")[:2], f"trap '{end}' EXIT", *begin])

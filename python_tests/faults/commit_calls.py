@@ -30,11 +30,9 @@ def calls_by_step(num_shards: int, directory: Path) -> dict[str, Counter[str]]:
         {"a": (2000, 4), "b": (300, 3)},
         num_shards=num_shards,
         lookups=50,
-        consistency="step",
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.AllRows(),
         rebase_after=None,
-        compaction=cpr_ext.CompactionOptions(after=None),
         staging=cpr_ext.StagingOptions(num_threads=1),
     )
     names = ["open", "base", *(f"partial {number}" for number in range(_NUM_PARTIALS)), "close"]

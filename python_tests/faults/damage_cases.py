@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_COPY_FILE
+from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
+from cpr_ext.storage.manifest import SegmentRecord
 from python_tests.faults.damage_scene import (
-    HEADER,
     USUAL,
     Scene,
     Tally,
@@ -17,7 +17,7 @@ from python_tests.faults.damage_scene import (
     fill,
     opened,
 )
-from python_tests.helpers import differences
+from python_tests.helpers import Trained, differences
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Case:
 
 
 def cases(scene: Scene, sibling: Scene) -> Iterator[Case]:
-    """Every kind of damage to whole files; recovery reads neither LOCK nor STORE.json's copy."""
-    unread = ("LOCK", STORE_COPY_FILE)
+    """Every kind of damage to whole files; recovery reads neither LOCK nor the manifest before."""
+    unread = ("LOCK", PREVIOUS_FILE)
     names = [name for name in scene.files if not name.endswith(unread)]
     pieces = {segment.name: segment.pieces for segment in scene.segments}
     for name in names:
@@ -47,7 +47,7 @@ def cases(scene: Scene, sibling: Scene) -> Iterator[Case]:
         yield Case(f"{name} all zero", {name: bytes(len(data))})
         if (other := sibling.files.get(name)) not in (None, data):
             yield Case(f"{name} of another run", {name: other})
-        for number, version in enumerate(scene.versions.get(name, [])[:-1]):
+        for number, version in enumerate(scene.versions[:-1] if name == MANIFEST_FILE else ()):
             yield Case(f"{name} as of commit {number + 1}", {name: version})
     for at, one in enumerate(names):
         for other in names[at + 1 :]:
@@ -72,10 +72,10 @@ def check_case(scene: Scene, case: Case, place: Path, tally: Tally) -> None:
 
 def _case_fault(scene: Scene, case: Case, store: Path, mode: str) -> str | None:
     paths = [str(store / name) for name in case.changed]
-    # A manifest that is right in itself, but of other segments: these are what is not as it says.
-    paths += [str(store / name).removesuffix(MANIFEST_FILE) for name in case.changed]
     try:
         with opened(store) as run:
+            if MANIFEST_FILE in case.changed:
+                return _other_manifest_fault(run, mode)
             before = run.state()
             fill(run)
             try:
@@ -85,38 +85,35 @@ def _case_fault(scene: Scene, case: Case, store: Path, mode: str) -> str | None:
                 named = any(path in str(error) for path in paths)
                 if not named:
                     return f"not named: {error}"
-                if mode == "fall_back" and not _lost_all_dense(scene, case):
+                if mode == "fall_back" and _good_dense(scene, case):
                     return f"it did not fall back: {error}"
                 del before["model"], before["optimizers"]
                 now = run.state()
                 return None if not differences({k: now[k] for k in before}, before) else "changed"
             if mode == "raise":
                 return "on_damage='raise' did not raise"
-            record = _newest_good_dense(scene, case)
+            record = _good_dense(scene, case)[-1]
             if report.step != record.last_step:
                 return f"step {report.step}, not {record.last_step}"
             shards = list(range(USUAL.num_shards))
-            hit = scene.hit_by(case.changed)
-            for name in case.changed:
-                if name.endswith(MANIFEST_FILE):  # that of other segments
-                    place = name.removesuffix(MANIFEST_FILE)
-                    other = [s.name for s in scene.segments if s.name.startswith(place)]
-                    hit.update({segment: {HEADER} for segment in other})
-            cost = scene.cost(shards, hit, record.snapshot)
+            cost = scene.cost(shards, scene.hit_by(case.changed), record.snapshot)
             return fault_of(run, report, cost, shards, store)
     except StoreError as error:
-        # Refused when it was opened: nothing was changed, whatever the mode. STORE.json that is
-        # gone leaves a directory of strange files.
-        named = any(path in str(error) for path in paths) or "no STORE.json" in str(error)
+        # Refused when it was opened: nothing was changed, whatever the mode.
+        named = any(path in str(error) for path in paths)
         return None if named else f"not named: {error}"
 
 
-def _newest_good_dense(scene: Scene, case: Case):
-    # The dense manifest's last commit undone: it names a dense part that is gone.
-    dense = scene.dense[:1] if f"dense/{MANIFEST_FILE}" in case.changed else scene.dense
-    return [r for r in dense if f"dense/{r.file}" not in case.changed][-1]
+def _other_manifest_fault(run: Trained, mode: str) -> str | None:
+    """A sound manifest of another store or swapped for another file: no file is as it says."""
+    if run.store.is_empty:
+        return "an empty manifest was believed"
+    try:
+        run.checkpointer.recover(on_damage=mode)
+    except DamageError:
+        return None
+    return "segments that it does not name were taken"
 
 
-def _lost_all_dense(scene: Scene, case: Case) -> bool:
-    other = f"dense/{MANIFEST_FILE}" in case.changed and case.what.endswith("of another run")
-    return other or all(f"dense/{r.file}" in case.changed for r in scene.dense)
+def _good_dense(scene: Scene, case: Case) -> list[SegmentRecord]:
+    return [r for r in scene.dense if f"segments/{r.file}" not in case.changed]

@@ -6,16 +6,14 @@ import logging
 from pathlib import Path
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.report import Findings
 from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.verify import refuse_damage
-from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_COPY_FILE
-from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.file_names import PREVIOUS_FILE
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tools.maintenance import verify
 from python_tests.faults.damage_scene import (
     SENTINEL,
-    USUAL,
     Cost,
     Scene,
     Tally,
@@ -58,17 +56,17 @@ class Flipper:
     def _fault(self, name: str, path: Path, position: int) -> str | None:
         if path.name == "LOCK":
             return self._lock_fault()
-        if name.startswith("dense/") and path.name != MANIFEST_FILE:
+        if path.name.endswith("-dense.safetensors"):
             return self._dense_fault(path)
         if path.suffix == ".safetensors":
             return self._shard_fault(name, path, position)
-        if path.name == STORE_COPY_FILE:  # read by repair and verify alone
+        if path.name == PREVIOUS_FILE:  # read by repair and verify alone
             found = [damage.path for damage in verify(self.store).damaged]
             return None if found == [str(path)] else f"verify found {found}"
         return self._json_fault(path)
 
     def _shard_fault(self, name: str, path: Path, position: int) -> str | None:
-        shard = int(name.split("/")[0].removeprefix("shard-"))
+        shard = int(path.name.split("-")[1])
         checkpointer = self.run.checkpointer
         fill(self.run)
         try:
@@ -90,29 +88,21 @@ class Flipper:
     def _dense_fault(self, path: Path) -> str | None:
         store = self.run.store
         try:
-            refuse_damage(store.dense, {}, {}, USUAL.num_shards)
+            refuse_damage(store.view())
             return "it was not found"
         except DamageError as error:
             if str(path) not in str(error):
                 return f"not named: {error}"
-        found, _ = newest_undamaged(store.dense, store.dense.segments, Findings())
-        good = [r for r in store.dense.segments if store.dense.path_of(r) != path]
+        found, _ = newest_undamaged(store.view(), store.manifest.dense, Findings())
+        good = [r for r in store.manifest.dense if store.path_of(r) != path]
         return None if found == good[-1] else f"it fell back to {found}"
 
     def _json_fault(self, path: Path) -> str | None:
-        for what in (Manifest, None):
-            try:
-                if what is None:
-                    StoreReader(self.store)
-                elif path.name == MANIFEST_FILE:
-                    Manifest(path.parent)
-                else:
-                    continue
-                return "it was believed"
-            except DamageError as error:
-                if str(path) not in str(error):
-                    return f"not named: {error}"
-        return None
+        try:
+            StoreReader(self.store)
+        except DamageError as error:
+            return None if str(path) in str(error) else f"not named: {error}"
+        return "it was believed"
 
     def _lock_fault(self) -> str | None:
         report = self.run.checkpointer.recover()

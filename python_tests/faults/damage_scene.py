@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 
 import cpr_ext
-from cpr_ext.storage.file_names import MANIFEST_FILE
+from cpr_ext.storage import store
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.segment_format import align_up
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import Trained, own_metadata, read_chunks
 
 SENTINEL = -77.0
@@ -94,17 +96,14 @@ class Scene:
     def __init__(self, place: Path, seed: int = 0, shape: Shape = USUAL) -> None:
         self.store = place / "store"
         self.shape = shape
-        self.versions: dict[str, list[bytes]] = {}
-        commit = Manifest.commit
+        self.versions: list[bytes] = []  # of the manifest
+        write = store.write_manifest
 
-        def keep(manifest: Manifest, segments, seen=None) -> None:
-            commit(manifest, segments, seen)
-            name = f"{manifest.directory.name}/{MANIFEST_FILE}"
-            data = (manifest.directory / MANIFEST_FILE).read_bytes()
-            self.versions.setdefault(name, []).append(data)
+        def keep(directory: Path, manifest: Manifest) -> None:
+            write(directory, manifest)
+            self.versions.append(manifest.to_bytes())
 
-        Manifest.commit = keep  # type: ignore[method-assign]
-        try:
+        with patch.object(store, "write_manifest", keep):
             run = open_run(self.store, seed, shape)
             run.train(1)
             run.checkpointer.wait()
@@ -114,24 +113,23 @@ class Scene:
                 run.checkpointer.save()
                 run.checkpointer.wait()
             run.checkpointer.close()
-        finally:
-            Manifest.commit = commit  # type: ignore[method-assign]
         self.files = {
             str(path.relative_to(self.store)): path.read_bytes()
             for path in sorted(self.store.rglob("*"))
             if path.is_file()
         }
         self.segments: list[Segment] = []
-        for shard in range(shape.num_shards):
-            for record in Manifest(self.store / f"shard-{shard:05d}").segments:
-                path = self.store / f"shard-{shard:05d}" / record.file
+        reader = StoreReader(self.store)
+        for shard, records in enumerate(reader.manifest.shards):
+            for record in records:
+                path = reader.path_of(record)
                 name = str(path.relative_to(self.store))
                 chunks = read_chunks(path)
                 pieces = list(_pieces(path, len(self.files[name])))
                 kind, snapshot = record.kind, record.snapshot
                 steps = (record.last_step, pieces, chunks)
                 self.segments.append(Segment(name, shard, snapshot, kind, *steps))
-        self.dense = Manifest(self.store / "dense").segments
+        self.dense = reader.manifest.dense
 
     def copy(self, place: Path) -> Path:
         """The store as it was, elsewhere."""

@@ -2,11 +2,10 @@
 
     python -m python_tests.faults.histories --histories 1000
 
-Stores are trained, compacted, cloned, mixed, put back, rolled back, repaired, backed up, lost, cut
-off in the middle of a save, and read from the copy. Each save has a token, and the model knows the
-rows of each. A recovery must give the rows of its token, or not claim them; and the token must be
-one that the model allows. A store may continue the copy, or replace the backup, exactly if the
-model says that it follows from it.
+Stores are trained, cloned, mixed, put back, rolled back, repaired, lost, cut off in the middle of a
+save, and read from the copy. Each save has a token, and the model knows the rows of each. What is
+recovered must be the rows of its token, or not be claimed, and the token one that the model allows.
+A store may continue the copy exactly if the model says that it follows from it.
 """
 
 from __future__ import annotations
@@ -30,25 +29,33 @@ from unittest.mock import patch
 
 import torch
 
+import cpr_ext
 from cpr_ext.errors import CprError
+from cpr_ext.storage.remote import RemoteOptions
 from cpr_ext.storage.remote.fetching import fetch_store
-from cpr_ext.tools.maintenance import backup, compact, repair, verify
+from cpr_ext.tools.maintenance import repair, verify
 from python_tests.faults.history_jobs import Jobs
 from python_tests.faults.history_model import Clone, Objects, cut_off
 from python_tests.faults.history_publications import Publications
-from python_tests.faults.mixtures import DIRECTORIES, NUM_ROWS, Run
+from python_tests.faults.mixtures import NUM_ROWS, PARTS, Run, put_part
 
-STORES = ("train", "train", "clone", "mix", "twins", "roll back", "compact", "cut off", "put back")
+STORES = ("train", "train", "clone", "mix", "twins", "roll back", "cut off", "put back")
 COPIES = ("copy", "copy", "lose", "lose twice", "lose directory")
 PUBLICATIONS = (
     *("publish", "publish", "consume", "consume"),
     *("keep publication", "restore", "fork publication"),
 )
 JOBS = ("start job", "start job", "move worker")
-BACKUPS = ("back up", "back up", "resume backup")
-OPERATIONS = (*STORES, *COPIES, *BACKUPS, *PUBLICATIONS, *JOBS)
+OPERATIONS = (*STORES, *COPIES, *PUBLICATIONS, *JOBS)
 ALL_ROWS = range(NUM_ROWS)
 ROWS_OF_SHARDS = (range(NUM_ROWS // 2), range(NUM_ROWS // 2, NUM_ROWS))
+
+
+@contextmanager
+def objects_of_all(objects: Objects) -> Iterator[None]:
+    """Let all addresses lead to these objects in the block."""
+    with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: objects):
+        yield
 
 
 class History:
@@ -63,7 +70,7 @@ class History:
         self._objects = Objects()
         self._copied: list[int] = []  # events of the newest state of the copy
         self._copied_token = 0
-        self._backup: Clone | None = None
+        self._is_copy_known = True  # else nothing is known of its events, either
         self._rows: dict[int, torch.Tensor] = {0: torch.zeros(NUM_ROWS, 2)}  # by token
         self._number = 0
         self._token = 0
@@ -82,7 +89,7 @@ class History:
 
     def run(self, num_operations: int) -> list[str]:
         """Do so many operations."""
-        with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: self._objects):
+        with objects_of_all(self._objects):
             for _ in range(num_operations):
                 name = self._draw.choice(self._operations)
                 name = name if self._clones or name in JOBS else "train"
@@ -137,15 +144,6 @@ class History:
         clone.events, clone.tokens = list(origin.events), set(origin.tokens)
         clone.is_known, clone.must_refuse = origin.is_known, origin.must_refuse
 
-    def _compact(self) -> None:
-        clone = self._any()
-        if (run := self._opened(clone)) is not None:
-            run.release()
-            with self._perhaps_cut_off():
-                compact(clone.directory)
-        if run is not None and (run := self._opened(clone)) is not None:
-            run.release()
-
     def _cut_off(self) -> None:
         """The process ends at a commit of a save, before or after it is durable."""
         clone = self._any()
@@ -166,25 +164,21 @@ class History:
                 yield
 
     def _put_back(self) -> None:
-        """Train a store, and put one of its directories back from a backup before that.
+        """Train a store, and put a part of it back from a copy before that.
 
-        Twice: a store whose dense part lacks the last commit alone is as one that was cut off.
+        Twice: a store that lacks the last commit alone is as one that was cut off.
         """
         clone = self._any()
         if not clone.is_known or (run := self._opened(clone)) is None:
             return
-        name = self._draw.choice(DIRECTORIES)
-        backup = self._folder / "backup"
-        shutil.rmtree(backup, ignore_errors=True)
-        shutil.copytree(clone.directory / name, backup)
+        name = self._draw.choice(PARTS)
+        kept = self._folder / "kept part"
+        put_part(clone.directory / name, kept)
         self._save(clone, run)
         self._save(clone, run)
         run.release()
-        place = clone.directory / name
-        newer = (place / "MANIFEST.json").read_bytes()
-        shutil.rmtree(place)
-        shutil.copytree(backup, place)
-        clone.must_refuse = newer != (place / "MANIFEST.json").read_bytes()
+        put_part(kept, clone.directory / name)
+        clone.must_refuse = name != "MANIFEST.prev"  # which the next commit writes again
         if (run := self._opened(clone)) is not None:
             run.release()
 
@@ -207,19 +201,18 @@ class History:
             publications.restore()
 
     def _mix(self) -> None:
-        """Put a directory of another store in the place of this one's."""
+        """Put a part of another store in the place of this one's."""
         clone, other = self._any(), self._any()
-        name = self._draw.choice(DIRECTORIES)
+        name = self._draw.choice(PARTS)
         if clone is other or not (other.directory / name).exists():
             return
-        shutil.rmtree(clone.directory / name)
-        shutil.copytree(other.directory / name, clone.directory / name)
+        put_part(other.directory / name, clone.directory / name)
         clone.is_known = False
         if (run := self._opened(clone)) is not None:
             run.release()
 
     def _twins(self) -> None:
-        """Train a store and its clone equally far, and swap a shard: all numbers are equal."""
+        """Train a store and its clone equally far, and swap a part: all numbers are equal."""
         origin = self._any()
         twin = Clone(origin.directory.with_name(f"twin{self._next()}"))
         shutil.copytree(origin.directory, twin.directory)
@@ -229,9 +222,8 @@ class History:
                 return
             self._save(each, run, "partial")
             run.release()
-        name = self._draw.choice(DIRECTORIES[1:])
-        shutil.rmtree(origin.directory / name)
-        shutil.move(twin.directory / name, origin.directory / name)
+        name = self._draw.choice(PARTS)
+        put_part(twin.directory / name, origin.directory / name)
         origin.is_known = False
         if (run := self._opened(origin)) is not None:
             run.release()
@@ -239,9 +231,9 @@ class History:
     def _roll_back(self) -> None:
         """Go back to a full-recovery point; where nothing is forgotten, nothing is committed."""
         clone = self._any()
-        before = _dense_manifest(clone)
+        before = _manifest(clone)
         if (run := self._opened(clone, mode="full")) is not None:
-            if _dense_manifest(clone) != before:
+            if _manifest(clone) != before:
                 clone.events.append(self._next())
             run.release()
 
@@ -259,8 +251,7 @@ class History:
     def _lose_twice(self) -> None:
         """A machine takes over the copy, and is cut off before it has added a state of its own.
 
-        It returns after another one has tried to continue the copy: one that reads it may, and then
-        the first may add nothing. An older one of the same state may not.
+        It returns after another one has continued the copy, and then may add nothing.
         """
         if not self._copied:
             return
@@ -272,15 +263,14 @@ class History:
         self._copy_of(first)
 
     def _take_over(self, *, saves: bool) -> Clone:
-        """Read the copy into a new directory, and claim it; then no state can be added."""
+        """Read the copy into a new directory, and take it over; then no state can be added."""
         first = self._new()
         first.events, first.tokens = list(self._copied), {self._copied_token}
         self._objects.states_left = 1  # that with which it takes over
         run = self._opened(first, remote=True)
         if run is not None:
-            copy = run.checkpointer._parts.remote
+            copy = run.checkpointer.store.origin
             assert copy is not None
-            self._copied = first.events[:-1]  # its claim, without the commit of it
             if saves:
                 self._save(first, run)
             copy.close(30)
@@ -289,62 +279,13 @@ class History:
         return first
 
     def _lose_directory(self) -> None:
-        """A shard's directory is read from the copy if that has the rows of this state."""
+        """All segments are read from a copy of this very state."""
         clone = self._any()
-        if not clone.is_known or clone.must_refuse or not self._copied:
+        if not clone.is_known or clone.must_refuse or self._copied[-1:] != clone.events[-1:]:
             return
-        name = self._draw.choice(DIRECTORIES[1:])
-        clone.is_known = False
-        aside = self._folder / "aside"
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.move(clone.directory / name, aside)
-        try:
-            run = self._recovered(clone, "partial", {"remote": "memory:///"})
-        except CprError as error:
-            is_refused_by_copy = "cannot be copied" in str(error)
-            is_put_in = (clone.directory / name / "MANIFEST.json").exists()
-            if is_put_in and not is_refused_by_copy:
-                self.faults.append(f"a directory that does not fit was put in: {error}")
-            shutil.rmtree(clone.directory / name, ignore_errors=True)
-            shutil.move(aside, clone.directory / name)
-            clone.is_known = True
-        else:
-            if run.token not in clone.tokens:
-                self.faults.append("a store went back as a directory was read from the copy")
-            clone.is_known = True
-            clone.tokens = {run.token}
+        shutil.rmtree(clone.directory / "segments")
+        if (run := self._opened(clone, remote=True)) is not None:
             self._copy_and_release(clone, run)
-
-    def _back_up(self) -> None:
-        self._back_up_of(self._any())
-
-    def _back_up_of(self, clone: Clone) -> None:
-        """Replace the backup by a store, if that follows from it."""
-        if (run := self._opened(clone)) is None:
-            return
-        run.release()
-        before, place = self._backup, self._folder / "backup of a store"
-        is_known = clone.is_known and (before is None or bool(before.is_known and before.events))
-        follows = before is None or not before.events or before.events[-1] in clone.events
-        try:
-            backup(clone.directory, place)
-        except CprError as error:
-            if is_known and follows:
-                self.faults.append(f"a store that follows from its backup is refused: {error}")
-            return
-        if is_known and not follows:
-            self.faults.append("a backup was replaced by a store that does not follow from it")
-        self._backup = Clone(place)
-        self._inherit(self._backup, clone)
-
-    def _resume_backup(self) -> None:
-        """Train a copy of the backup."""
-        if self._backup is not None:
-            clone = self._new()
-            backup(self._backup.directory, clone.directory)
-            self._inherit(clone, self._backup)
-            if (run := self._opened(clone)) is not None:
-                run.release()
 
     def _copy(self) -> None:
         self._copy_of(self._any())
@@ -363,11 +304,11 @@ class History:
         self._copy_and_release(clone, run)
 
     def _fetch_of(self, clone: Clone, run: Run) -> None:
-        """Read a copy that is being made, as ``cpr fetch`` does: with its claim, without another.
+        """Read a copy that is being made, as ``cpr fetch`` does.
 
-        Once a state was added, what was read may not continue the copy, though it has the claim.
+        Once another state was added, what was read may not continue the copy.
         """
-        copy = run.checkpointer._parts.remote
+        copy = run.checkpointer.store.origin
         assert copy is not None
         copy.wait(30)
         fetched = self._new()
@@ -375,7 +316,7 @@ class History:
         self._inherit(fetched, clone)
 
     def _copy_and_release(self, clone: Clone, run: Run) -> None:
-        copy = run.checkpointer._parts.remote
+        copy = run.checkpointer.store.origin
         assert copy is not None
         # The state of the newest commit is submitted after whoever waits for it is woken.
         run.checkpointer._parts.saver._parts.committer.call(lambda: None).result(30)
@@ -383,13 +324,14 @@ class History:
             self.faults.append(f"the copy ended: {copy.status()}")
         copy.close(30)
         self._copied, self._copied_token = list(clone.events), run.token
+        self._is_copy_known &= clone.is_known
         run.release()
 
     def _opened(
         self, clone: Clone, *, mode: Any = "partial", remote: bool = False, may_refuse: bool = False
     ) -> Run | None:
         """Recover, after a repair if need be, and compare; None: it is refused for good."""
-        options = {"remote": "memory:///"} if remote else {}
+        options = {"remote": RemoteOptions("memory:///")} if remote else {}
         try:
             return self._recovered(clone, mode, options)
         except CprError as error:
@@ -421,27 +363,31 @@ class History:
             return None
 
     def _recovered(self, clone: Clone, mode: Any, options: dict[str, Any]) -> Run:
+        # Of some points, so that an older manifest may name nothing that is gone.
+        options = {"retention": cpr_ext.Retention(4), **options}
         run = Run.at(clone.directory, extra_state=lambda: run.token, **options)
         try:
             report = run.checkpointer.recover(mode=mode)
         except BaseException:
-            if (copy := run.checkpointer._parts.remote) is not None:
+            if (copy := run.checkpointer.store.origin) is not None:
                 copy.wait(30)
                 self._claim(clone)
                 self._copied, self._copied_token = list(clone.events), max(clone.tokens)
+                self._is_copy_known &= clone.is_known
                 copy.close(30)
             run.release()
             raise
         run.token = report.extra_state or 0
         if clone.must_refuse:
-            self.faults.append("a directory was put back, and nothing says so")
+            if not report.damaged_segments:
+                self.faults.append("a part was put back, and nothing says so")
             clone.is_known = clone.must_refuse = False
         if clone.is_known:
             if mode == "partial" and run.token not in clone.tokens:
                 self.faults.append(f"state {run.token} of {clone.tokens} was recovered")
             if len(clone.tokens) > 1 and run.token not in clone.events:
                 clone.events.append(run.token)  # it was there, though not acknowledged
-        if options:
+        if "remote" in options:
             self._claim(clone)
         clone.tokens = {run.token}
         clone.is_exact = report.rows_stale == 0
@@ -453,16 +399,12 @@ class History:
         return run
 
     def _claim(self, clone: Clone) -> None:
-        """Note the claim on the copy of a store that begins to be copied, and its commit of that.
-
-        What is read from the copy has the claim. It has the commit only once a state of that store
-        was added: the commit is of all that the store holds, and the copy may lack some of it.
-        """
-        clone.events += [self._next(), self._next()]
+        """Note the commit that a store makes when it begins to be copied, as no other store has."""
+        clone.events.append(self._next())
 
 
-def _dense_manifest(clone: Clone) -> bytes:
-    path = clone.directory / "dense/MANIFEST.json"
+def _manifest(clone: Clone) -> bytes:
+    path = clone.directory / "MANIFEST.json"
     return path.read_bytes() if path.exists() else b""
 
 

@@ -14,8 +14,8 @@ from cpr_ext.distributed.collective import recovery_decision
 from cpr_ext.distributed.identity.run_note import RunNote
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.errors import WorkersDifferError
+from cpr_ext.storage.ids import new_id
 from cpr_ext.storage.job_stores import worker_directory
-from cpr_ext.storage.lineage import new_id
 
 _SIZE = 2
 _JOBS = ("a", "b")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from cpr_ext.errors import RemoteError, StorageError
-from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage import manifest, store
+from cpr_ext.storage.remote.head import HEAD
 from python_tests.storage.remote.faulty_objects import MemoryObjects
 
 
@@ -20,12 +21,12 @@ class Objects(MemoryObjects):
 
     states_left: int | None = None
 
-    def create(self, key: str, data: bytes) -> bool:
-        if key.startswith("states/") and self.states_left is not None:
+    def replace(self, key: str, data: bytes, tag: str | None) -> str | None:
+        if key == HEAD and self.states_left is not None:
             if self.states_left == 0:
                 raise RemoteError("503 Slow Down")
             self.states_left -= 1
-        return super().create(key, data)
+        return super().replace(key, data, tag)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Clone:
         events: each change of it, from its creation on; a clone has those of its origin.
         is_known: False once it was mixed: nothing is known of its events.
         tokens: one of these is that of its newest state; several after a save that was cut off.
-        must_refuse: a directory was put back: it is not to be recovered without a repair.
+        must_refuse: a part was put back: it is not to be recovered without a repair.
         is_exact: the last recovery claimed that no row is older; a copy of a mixed store does not.
     """
 
@@ -51,15 +52,19 @@ class Clone:
 @contextmanager
 def cut_off(at: int, *, is_after: bool) -> Iterator[None]:
     """Fail the commit of number ``at`` and all after it; ``is_after``: it is durable."""
-    commit, number = Manifest.commit, 0
+    write, number = manifest.write_manifest, 0
 
-    def fail(self: Manifest, *arguments: Any, **named: Any) -> None:
+    def fail(directory: Path, committed: manifest.Manifest) -> None:
         nonlocal number
         number += 1
         if number <= at or (number == at + 1 and is_after):
-            commit(self, *arguments, **named)
+            write(directory, committed)
         if number > at:
-            raise StorageError(errno.EIO, "cut off", str(self.directory))
+            raise StorageError(errno.EIO, "cut off", str(directory))
 
-    with patch.object(Manifest, "commit", fail):
+    repair = importlib.import_module("cpr_ext.tools.maintenance.repair")
+    with (
+        patch.object(store, "write_manifest", fail),
+        patch.object(repair, "write_manifest", fail),
+    ):
         yield

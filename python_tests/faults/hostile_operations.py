@@ -13,13 +13,15 @@ import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
-from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.segment_format import align_up
+from cpr_ext.storage.file_names import segment_name
+from cpr_ext.storage.segment_format import NO_CHECKSUM, align_up, with_checksum
 from python_tests.faults.damage_scene import Scene
+from python_tests.storage.records import signed
 
 Operation = dict[str, Any]
 
@@ -34,7 +36,7 @@ class Target:
         self.outside.mkdir(parents=True)
         (self.outside / "secret").write_text("not yours")
         (self.outside / "folder").mkdir()
-        (self.outside / "folder" / "00000009-base.safetensors").write_text("not yours either")
+        (self.outside / "folder" / "00000009-00000-base.safetensors").write_text("not yours either")
         self.store = scene.copy(place / "store")
         self.before = self.fingerprint()
 
@@ -46,8 +48,9 @@ class Target:
         return digest.hexdigest()
 
 
+_MOST_BYTES = 100 << 20
 _NO_PLACE = (
-    *(OSError, KeyError, IndexError, TypeError, ValueError, AttributeError),
+    *(OSError, KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError),
     RecursionError,  # of what an earlier one has nested too deep
 )
 
@@ -58,9 +61,11 @@ def apply(target: Target, operations: list[Operation]) -> None:
         arguments = {key: value for key, value in operation.items() if key != "op"}
         path = target.store / operation["file"]
         if operation["op"] not in _BY_NAME and not (
-            _is_regular(path) and _is_regular(path.with_name("MANIFEST.json"), missing=True)
+            is_regular(path) and is_regular(target.store / "MANIFEST.json", missing=True)
         ):
             continue  # an earlier one made a pipe or a link of it, at which this would hang
+        if operation["op"] not in _BY_NAME and path.lstat().st_size > _MOST_BYTES:
+            continue  # an earlier one made it longer than this can read
         with suppress(*_NO_PLACE):
             OPERATIONS[operation["op"]](target.store, **arguments)
 
@@ -69,13 +74,13 @@ def size_bytes(scene: Scene, operations: list[Operation], place: Path) -> int:
     """How long the files of the store are, together, once it is changed so."""
     target = Target(scene, place)
     apply(target, operations)
-    return sum(p.lstat().st_size for p in target.store.rglob("*") if _is_regular(p))
+    return sum(p.lstat().st_size for p in target.store.rglob("*") if is_regular(p))
 
 
 def set_json(store: Path, file: str, path: list, value: Any) -> None:
-    """Put a value into STORE.json or a manifest, and sign it."""
+    """Put a value into the manifest, and sign it."""
     document = json.loads((store / file).read_bytes())
-    document["content"] = _replaced(document["content"], path, value)
+    document["content"] = replaced(document["content"], path, value)
     _sign(store / file, document)
 
 
@@ -90,7 +95,7 @@ def copy_json(store: Path, file: str, source: list, path: list) -> None:
     """Put what is in one place into another as well."""
     document = json.loads((store / file).read_bytes())
     value = _at(document["content"], source)
-    document["content"] = _replaced(document["content"], path, value)
+    document["content"] = replaced(document["content"], path, value)
     _sign(store / file, document)
 
 
@@ -111,32 +116,36 @@ def set_header(
     if drop:
         _drop(own, path)
     else:
-        own = _replaced(own, path, value)
+        own = replaced(own, path, value)
     _write_header(store, file, own, outer, fit=fit)
 
 
 def copy_header(store: Path, file: str, source: list, path: list) -> None:
     """Put what a header says in one place into another as well."""
     own, outer = _header(store / file)
-    own = _replaced(own, path, _at(own, source))
+    own = replaced(own, path, _at(own, source))
     _write_header(store, file, own, outer, fit=False)
 
 
 def deepen(store: Path, file: str, path: list, depth: int, kind: str = "list") -> None:
-    """Nest a value ``depth`` deep in a header or a file with a checksum; written as text."""
+    """Nest a value ``depth`` deep."""
     opening, closing = {"list": ("[", "]"), "dict": ('{"a":', "}"), "tuple": ('{"$tuple":[', "]}")}[
         kind
     ]
-    text = opening * depth + "0" + closing * depth
-    mark = "@@deep@@"
+    set_text(store, file, path, opening * depth + "0" + closing * depth)
+
+
+def set_text(store: Path, file: str, path: list, text: str) -> None:
+    """Put any text in the place of a value in a header or a file with a checksum, and sign it."""
+    mark = "@@text@@"
     if file.endswith(".json"):
         document = json.loads((store / file).read_bytes())
-        document["content"] = _replaced(document["content"], path, mark)
-        data = json.dumps(document, indent=1, sort_keys=True).replace(f'"{mark}"', text)
-        (store / file).write_text(data)
+        document["content"] = replaced(document["content"], path, mark)
+        content = json.dumps(document["content"]).replace(f'"{mark}"', text)
+        (store / file).write_bytes(signed(document["format"], content, document["format_version"]))
         return
     own, outer = _header(store / file)
-    own_text = json.dumps(_replaced(own, path, mark)).replace(f'"{mark}"', text)
+    own_text = json.dumps(replaced(own, path, mark)).replace(f'"{mark}"', text)
     _write_header(store, file, own_text, outer, fit=False)
 
 
@@ -227,7 +236,7 @@ def swap(store: Path, file: str, other: str) -> None:
 OPERATIONS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
-        *(set_json, drop_json, copy_json, set_version, set_header, copy_header, deepen),
+        *(set_json, drop_json, copy_json, set_version, set_header, copy_header, deepen, set_text),
         *(set_row_ids, set_values, flip_byte, resize, write_text, link, pipe, folder, remove, swap),
     )
 }
@@ -236,7 +245,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
 _BY_NAME = ("link", "pipe", "folder", "remove", "swap")  # these open no file
 
 
-def _is_regular(path: Path, *, missing: bool = False) -> bool:
+def is_regular(path: Path, *, missing: bool = False) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
     except OSError:
@@ -251,7 +260,7 @@ def _remove(path: Path) -> None:
 
 
 def _sign(path: Path, document: dict[str, Any]) -> None:
-    write_checksummed(path, document["format"], document["content"], document["format_version"])
+    path.write_bytes(signed(document["format"], document["content"], document["format_version"]))
 
 
 def _at(tree: Any, path: list) -> Any:
@@ -260,7 +269,7 @@ def _at(tree: Any, path: list) -> Any:
     return tree
 
 
-def _replaced(tree: Any, path: list, value: Any) -> Any:
+def replaced(tree: Any, path: list, value: Any) -> Any:
     if not path:
         return value
     _at(tree, path[:-1])[path[-1]] = value
@@ -282,19 +291,22 @@ def _write_header(store: Path, file: str, own: Any, outer: dict, *, fit: bool) -
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     outer["__metadata__"]["cpr_ext"] = own if isinstance(own, str) else json.dumps(own)
-    text = json.dumps(outer).encode()
+    outer["__metadata__"]["header_crc32c"] = NO_CHECKSUM
+    text = json.dumps(outer, separators=(",", ":")).encode()
     header_bytes = max(start, align_up(8 + len(text)))
     block = (header_bytes - 8).to_bytes(8, "little") + text.ljust(header_bytes - 8)
+    block = with_checksum(block, f"{native.crc32c(block):08x}", of=NO_CHECKSUM)
     path.write_bytes(block + data[start:])
     size = header_bytes + len(data) - start
     if fit:
         size = header_bytes + _described(own)
         if size < 2**43:
             os.truncate(path, size)
-    manifest = path.parent / "MANIFEST.json"
+    manifest = store / "MANIFEST.json"
     document = json.loads(manifest.read_bytes())
-    for record in document["content"]["segments"]:
-        if record["file"] == path.name:
+    content = document["content"]
+    for record in (*content["dense"], *chain.from_iterable(content["shards"])):
+        if segment_name(record["snapshot"], record["kind"], record["shard"]) == path.name:
             crc = native.crc32c(block)
             record.update(file_bytes=size, header_bytes=header_bytes, header_crc32c=crc)
     _sign(manifest, document)

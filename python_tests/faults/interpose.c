@@ -411,6 +411,20 @@ int renameat2(int from_directory, const char* from, int to_directory, const char
   return real_renameat2(from_directory, from, to_directory, to, flags);
 }
 
+int link(const char* from, const char* to) {
+  REAL(int, link, const char*, const char*);
+  const char* name = watched(from);
+  const char* target = watched(to);
+  if (name == NULL || target == NULL) return real_link(from, to);
+  PLAIN("link", name, target, 0, real_link(from, to));
+}
+
+int linkat(int from_directory, const char* from, int to_directory, const char* to, int flags) {
+  if (flags == 0 && watched(from) != NULL) return link(from, to);
+  REAL(int, linkat, int, const char*, int, const char*, int);
+  return real_linkat(from_directory, from, to_directory, to, flags);
+}
+
 int unlink(const char* path) {
   REAL(int, unlink, const char*);
   const char* name = watched(path);

@@ -12,10 +12,10 @@ from typing import Any
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.storage.file_names import STORE_FILE
+from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.tools.maintenance import verify
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
-from python_tests.faults.model import Model, State, build, slot_bytes, train_step
+from python_tests.faults.model import SLOT_BYTES, Model, State, build, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree
 from python_tests.faults.scenario import STORES
 
@@ -33,9 +33,8 @@ class Fresh:
             directory,
             num_shards=num_shards,
             priority=cpr_ext.AllRows(),
-            consistency="step",
             schedule=cpr_ext.EverySteps(10**9),
-            staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=slot_bytes()),
+            staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=SLOT_BYTES),
             rebase_after=None,
             save_at_close=False,
             extra_state=lambda: {"seq": self.seq},
@@ -88,8 +87,8 @@ def _check_store(store: Path, num_shards: int, promise: Promise, states: States)
     """Raise what is wrong with one store."""
     if NOTHING not in promise.allowed:
         _require_sound(store)
-    elif not (store / STORE_FILE).exists():
-        assert not list(store.glob("*/*.json")), "STORE.json is gone"
+    elif not (store / MANIFEST_FILE).exists():
+        assert not list(store.glob("segments/*")), "MANIFEST.json is gone"
     store.mkdir(exist_ok=True)
     copy = store.with_name(store.name + "-full")
     shutil.copytree(store, copy)
@@ -100,7 +99,7 @@ def _check_store(store: Path, num_shards: int, promise: Promise, states: States)
 
 
 def _check_partial(store: Path, num_shards: int, promise: Promise, states: States) -> None:
-    fresh = Fresh(store, num_shards, compaction=cpr_ext.CompactionOptions(after=0.01))
+    fresh = Fresh(store, num_shards)
     seq = fresh.recover()
     _require(seq, promise.allowed, promise, states, fresh.state)
     assert _require_sound(store) == [], "files that nothing names are left after opening"
@@ -113,15 +112,12 @@ def _check_partial(store: Path, num_shards: int, promise: Promise, states: State
 
 
 def _go_on(fresh: Fresh) -> State:
-    """Train, save twice, so that there is something to merge, and end; returns the state saved."""
+    """Train, save twice, and end; returns the state saved."""
     for _ in range(2):
         fresh.train()
         fresh.checkpointer.save()
         assert fresh.checkpointer.wait(20), "a new run's snapshot does not end"
-        assert fresh.checkpointer._saver.outcomes._compactor.wait(20)
     saved = fresh.state
-    fresh.checkpointer._saver.outcomes.settle_compaction()
-    assert fresh.checkpointer.metrics.compactions > 0, "a new run merges nothing"
     fresh.checkpointer.close()
     return saved
 

@@ -9,7 +9,7 @@ A line is one short append, so that the journal of a killed process is whole up 
     resumed STORE SEQ AT                it has gone back to it (SEQ -1: to nothing), and is in AT
     reported TEXT                       the library told of a failure
     over                                the fault is over
-    compactions N, done                 at the end of a Checkpointer, of the run
+    done                                at the end of the run
 """
 
 from __future__ import annotations

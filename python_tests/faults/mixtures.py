@@ -1,9 +1,10 @@
-"""Stores whose directories are of different commits: recovery is exact, or says what is older.
+"""Stores whose parts are of different commits: recovery is exact, or they are refused.
 
     python -m python_tests.faults.mixtures
 
-A store is copied after each of four snapshots. Each mixture takes its directories from any of the
-copies. A row has the number of the step that trained it last, so each row shows what it is.
+A store is copied after each of four snapshots. Each mixture takes its manifest, the one before and
+its segments from any of the copies. A row has the number of the step that trained it last, so each
+row shows what it is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from cpr_ext.tools.maintenance import repair, verify
 
 NUM_ROWS = 300
 _FIRST, _LAST = 3, 6
-_IDENTITY = ("STORE.json", "STORE.copy.json")
-DIRECTORIES = ("dense", "shard-00000", "shard-00001")
+PARTS = ("MANIFEST.json", "MANIFEST.prev", "segments")
 
 
 def looked_up(step: int) -> torch.Tensor:
@@ -60,7 +60,6 @@ class Run:
             **{
                 "num_shards": 2,
                 "priority": cpr_ext.AllRows(),
-                "consistency": "step",
                 "schedule": cpr_ext.EverySteps(10**9),
                 "rebase_after": None,
                 "save_at_close": False,
@@ -110,58 +109,55 @@ def make_copies(folder: Path, kind: str) -> list[int]:
 
 
 def mixtures(copies: list[int]) -> Iterator[tuple[int, ...]]:
-    """Yield of which copy each directory is."""
-    return itertools.product(copies, repeat=len(DIRECTORIES))
+    """Yield of which copy each part is."""
+    return itertools.product(copies, repeat=len(PARTS))
 
 
 def mix(folder: Path, of: tuple[int, ...], place: Path) -> Path:
-    """Make a store of directories of several copies."""
+    """Make a store of parts of several copies."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    for name in _IDENTITY:
-        shutil.copy(folder / f"copy{_LAST}" / name, place)
-    for name, copy in zip(DIRECTORIES, of, strict=True):
-        shutil.copytree(folder / f"copy{copy}" / name, place / name)
+    for name, copy in zip(PARTS, of, strict=True):
+        put_part(folder / f"copy{copy}" / name, place / name)
     return place
+
+
+def put_part(source: Path, target: Path) -> None:
+    """Put a file or a directory in the place of what is there."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    target.unlink(missing_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    elif source.exists():
+        shutil.copy2(source, target)
 
 
 def try_mixture(store: Path) -> tuple[str, str]:
     """Recover, after a repair if need be; what happened, and what is wrong with it."""
     try:
-        return recover(store)
+        return recover(store, "raise")
     except CprError:
         if verify(store).is_sound:
             return "refused", "it is refused, and verifies"
     report = repair(store, apply=True)
     if not report.is_applied:
-        return "not repaired", f"it was not repaired: {report.lost}"
+        return "refused, not repaired", "" if report.lost else f"nothing is lost: {report}"
     if not verify(store).is_sound:
         return "repaired", "it does not verify after its repair"
-    found, wrong = recover(store)
-    if not wrong and found == "older" and not any("rows [" in line for line in report.older):
-        wrong = "the repair does not list the older rows"
-    if not wrong and found == "older":
-        found, wrong = recover(store, "full")
-        wrong = "" if found == "refused" else "a mixed state is a full-recovery point"
-        found = "older, listed"
+    found, wrong = recover(store, "raise")
     return f"repaired, {found}", wrong
 
 
-def recover(store: Path, mode: Any = "partial") -> tuple[str, str]:
+def recover(store: Path, on_damage: Any = "fall_back") -> tuple[str, str]:
     """Return "exact" or "older", and what is wrong."""
     run = Run.at(store)
     try:
-        report = run.checkpointer.recover(mode=mode)
-    except CprError:
-        if mode == "partial":
-            raise
-        return "refused", ""
+        report = run.checkpointer.recover(on_damage=on_damage)
     finally:
         run.release()
     if not (count := run.wrong_rows(report.step)):
         return "exact", ""
-    if report.rows_stale is None or report.rows_stale >= count:
-        return "older", ""
     return "older", f"{count} rows of step {report.step} are wrong, {report.rows_stale} stale"
 
 

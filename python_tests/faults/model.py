@@ -17,6 +17,7 @@ import cpr_ext
 from cpr_ext.state.precision import round_rows
 
 TABLES = {"big": (48, 8), "small": (6, 4)}
+SLOT_BYTES = 3 * 4096  # of one chunk
 _LOOKUPS = 5
 _precisions = ["float32"]  # of partial snapshots, the last one
 
@@ -29,11 +30,6 @@ def use_precision(name: str) -> None:
 def precision() -> cpr_ext.Precision:
     """The precision of the scenario's snapshots."""
     return cpr_ext.Precision(partial=_precisions[-1])
-
-
-def slot_bytes() -> int:
-    """Of one chunk, with room for its exact rows where rows are rounded."""
-    return (3 if _precisions[-1] == "float32" else 6) * 4096
 
 
 @lru_cache(maxsize=1 << 16)

@@ -127,6 +127,9 @@ class Disk:
             target, new_name = self._parent(call.target)
             assert target is directory, "renamed into another directory: not modelled"
             directory.change({name: None, new_name: directory.entries[name]})
+        elif call.op == "link":
+            target, new_name = self._parent(call.target)
+            target.change({new_name: directory.entries[name]})
         elif call.op == "unlink":
             directory.change({name: None})
         elif call.op == "mkdir":

@@ -156,7 +156,7 @@ class PowerCuts:
         # The library's default cannot be told from outside of the scenario.
         scenario.staging = replace(scenario.staging, direct_io=writing == DIRECT)
         if writing == DIRECT:  # its arrays are so small that they would be written together
-            segment_capture.block_bytes_for = lambda tables: ALIGNMENT
+            segment_capture.BLOCK_BYTES = ALIGNMENT
         self._interposer.watch(root)
         prepare(self._interposer)
         run(Watcher(root, Journal(journal), lambda: "to come"))

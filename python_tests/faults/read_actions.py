@@ -59,10 +59,6 @@ def _repair(store: Path, _: Path) -> Any:
     return report.damaged, report.actions
 
 
-def _compact(store: Path, _: Path) -> Any:
-    return maintenance.compact(store).segments_after
-
-
 ACTIONS: dict[str, Callable[[Path, Path], Any]] = {
     "recover": recover,
     "recover-raise": partial(recover, on_damage="raise"),
@@ -71,7 +67,6 @@ ACTIONS: dict[str, Callable[[Path, Path], Any]] = {
     "move": lambda store, place: _recover_from(store, place),
     "verify": _verify,
     "export": _export,
-    "compact": _compact,
     "read-rows": _read_rows,
     "inspect": _inspect,
     "repair": _repair,

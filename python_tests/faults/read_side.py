@@ -3,7 +3,7 @@
 python -m python_tests.faults read_side                      all of them
 python -m python_tests.faults read_side --sample 100 --seed 3
 python -m python_tests.faults read_side --resume build/crash --seconds 150   again, until it is 0
-python -m python_tests.faults read_side --replay export EIO openr:dense/MANIFEST.json:2 stays
+python -m python_tests.faults read_side --replay export EIO openr:MANIFEST.json:2 stays
 python -m python_tests.faults read_side --teeth 100          planted mistakes must be found
 
 No acknowledged state is removed, or replaced by an older one, because something could not be read.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -39,7 +40,7 @@ def teeth(directory: Path, count: int, seed: int, jobs: int) -> int:
         place = directory / f"teeth-{number}"
         place.mkdir()
         side = ReadSide(place, plant)
-        tries = [t for t in side.tries(actions) if str(t.call).startswith(calls)]
+        tries = [t for t in side.tries(actions) if re.match(calls, str(t.call))]
         tries = [t for t in tries if t.lasts == STAYS]
         drawn = random.Random(seed).sample(tries, min(count, len(tries)))
         done = list(side.run(drawn, jobs=jobs))

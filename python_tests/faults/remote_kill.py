@@ -36,10 +36,10 @@ class DeadlyObjects(WatchedObjects):
     def _end(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def acknowledge(self, number: int, step: int) -> None:
-        super().acknowledge(number, step)
+    def acknowledge(self, commit: str, step: int) -> None:
+        super().acknowledge(commit, step)
         temporary = self.notes.with_suffix(".new")
-        temporary.write_bytes(pickle.dumps((number, step)))
+        temporary.write_bytes(pickle.dumps((commit, step)))
         temporary.replace(self.notes)
 
 
@@ -93,7 +93,7 @@ def run_until_killed(folder: Path, fault: str, at: int) -> None:
 def go_on(folder: Path, states: dict[int, Any]) -> list[str]:
     """Return what another machine finds wrong, which has the copy alone."""
     objects = objects_in(folder)
-    objects.views = None
+    objects.states = None
     if objects.notes.exists():
         objects.acknowledged, objects.acknowledged_step = pickle.loads(objects.notes.read_bytes())
     with served_by(objects):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import RemoteError
-from cpr_ext.storage.file_names import DENSE_DIRECTORY
+from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.remote.objects import Objects
-from cpr_ext.storage.remote.remote_state import RemoteState, StoreView, newest_state
+from cpr_ext.storage.remote.remote_state import RemoteState, newest_state, objects_of
 
 # What happens at a request: "fails": nothing; "times out": nothing, after the body was sent;
 # "answer lost": it takes effect; "twice": it takes effect two times, and the second answer counts;
 # "late": it takes effect after the next request; "killed before", "killed after": the process ends.
 FAULTS = ("fails", "times out", "answer lost", "twice", "late", "killed before", "killed after")
 KILLS = ("killed before", "killed after")
-_READING = ("read", "list")  # requests that change nothing
+_READING = ("read", "read_tagged", "list")  # requests that change nothing
 
 
 class Killed(BaseException):
@@ -33,9 +32,9 @@ class WatchedObjects:
     Attributes:
         count: requests so far.
         is_dead: the process has ended; it makes no more requests until :meth:`restart`.
-        acknowledged: the number of the state that was promised last; and its step.
-        views: all committed states of the local store, as they were handed over to be copied; None:
-            not known.
+        acknowledged: the commit of the state that was promised last; and its step.
+        states: all committed states of the local store, as they were handed over to be copied;
+            None: not known.
         violations: what was found wrong.
     """
 
@@ -46,21 +45,20 @@ class WatchedObjects:
         self.held = held or objects
         self.count = 0
         self.is_dead = False
-        self.acknowledged = 0
+        self.acknowledged = ""
         self.acknowledged_step = -1
-        self.views: list[StoreView] | None = []
+        self.states: list[Manifest] | None = []
         self.violations: list[str] = []
         self._fault = fault
         self._at = at
         self._lock = threading.RLock()
         self._late: Callable[[], object] | None = None
         self._sound: dict[str, int] = {}  # checksums of objects that were not touched since
-        self._claims: Set[str] = frozenset()
         self._is_looked_at = False  # nothing has changed since
 
-    def acknowledge(self, number: int, step: int) -> None:
+    def acknowledge(self, commit: str, step: int) -> None:
         """Take note of what the job was promised."""
-        self.acknowledged, self.acknowledged_step = number, step
+        self.acknowledged, self.acknowledged_step = commit, step
         self._is_looked_at = False
 
     def _end(self) -> None:
@@ -76,14 +74,17 @@ class WatchedObjects:
         """Whether the fault has happened."""
         return self.count > self._at >= 0
 
-    def create(self, key: str, data: bytes) -> bool:
-        return bool(self._request("create", key, data))
-
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         self._request("write", key, chunks)
 
     def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return bytes(self._request("read", key, begin, end))
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        return self._request("read_tagged", key)
+
+    def replace(self, key: str, data: bytes, tag: str | None) -> str | None:
+        return self._request("replace", key, data, tag)
 
     def list(self, prefix: str) -> list[str]:
         return list(self._request("list", prefix))
@@ -122,7 +123,7 @@ class WatchedObjects:
         if fault == "times out":
             raise RemoteError("timed out")
         if fault == "late":
-            if name in ("create", "write"):
+            if name in ("replace", "write"):
                 self._late = lambda: call(key, *arguments)
             raise RemoteError("timed out")
         answer = call(key, *arguments)
@@ -145,22 +146,19 @@ class WatchedObjects:
             if self.acknowledged:
                 self._blame("no state is left")
             return
-        if state.number < self.acknowledged:
-            self._blame(f"state {state.number}; {self.acknowledged} was promised")
-        # A process that takes over adds its claim to the state that is there.
-        claims = self._claims = self._claims | {state.claim}
-        view = without(claims, state.view)
-        if self.views is not None and view not in (without(claims, each) for each in self.views):
-            self._blame(f"state {state.number} was never committed")
+        if self.acknowledged and not state.manifest.descends_from(self.acknowledged):
+            self._blame(f"the state of step {state.step} is older than what was promised")
+        if self.states is not None and state.manifest not in self.states:
+            self._blame(f"the state of step {state.step} was never committed")
         self._look_at_objects(state)
 
     def _look_at_objects(self, state: RemoteState) -> None:
-        for key, (_, record) in state.view.records().items():
+        for key, record in objects_of(state.manifest).items():
             if key not in self._sound:
                 try:
                     data = self.held.read(key)
                 except FileNotFoundError:
-                    self._blame(f"state {state.number} lacks {key}")
+                    self._blame(f"the state of step {state.step} lacks {key}")
                     continue
                 if len(data) != record.file_bytes:
                     self._blame(f"{key} has {len(data)} bytes of {record.file_bytes}")
@@ -170,10 +168,3 @@ class WatchedObjects:
 
     def _blame(self, text: str) -> None:
         self.violations.append(f"after request {self.count - 1}: {text}")
-
-
-def without(claims: Set[str], view: StoreView) -> StoreView:
-    """Return a state without claims on the copy."""
-    dense = view.directories[DENSE_DIRECTORY]
-    dense = replace(dense, ancestors=tuple(each for each in dense.ancestors if each not in claims))
-    return replace(view, directories={**view.directories, DENSE_DIRECTORY: dense})

@@ -1,6 +1,6 @@
 """The training run whose copy in object storage meets faults, machine by machine.
 
-Snapshots, compaction, retention and a roll-back on one machine; its process dies and starts again;
+Snapshots, retention and a roll-back on one machine; its process dies and starts again;
 the machine is lost, and another one recovers from the copy alone; the lost one returns.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import cpr_ext
+from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.remote import RemoteOptions, range_reading, remote_copy
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.remote.remote_state import newest_state
@@ -32,13 +33,13 @@ _TIMEOUT_SECONDS = 30.0
 @contextlib.contextmanager
 def served_by(objects: WatchedObjects) -> Iterator[None]:
     """All addresses lead to ``objects``, requests are tried again soon, and views are noted."""
-    submit = RemoteCopy.submit
+    submit = RemoteCopy.on_commit
     hook = threading.excepthook
 
-    def note(self: RemoteCopy, view: Any) -> None:
-        if objects.views is not None:
-            objects.views.append(view)
-        submit(self, view)
+    def note(self: RemoteCopy, state: Manifest) -> None:
+        if objects.states is not None:
+            objects.states.append(state)
+        submit(self, state)
 
     def pass_over_kills(arguments: Any) -> None:
         if arguments.exc_type is not Killed:
@@ -49,7 +50,7 @@ def served_by(objects: WatchedObjects) -> Iterator[None]:
         patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.001),
         patch.object(remote_copy, "LONGEST_PAUSE_SECONDS", 0.002),
         patch.object(range_reading, "FIRST_PAUSE_SECONDS", 0.0),
-        patch.object(RemoteCopy, "submit", note),
+        patch.object(RemoteCopy, "on_commit", note),
         patch.object(threading, "excepthook", pass_over_kills),
         warnings.catch_warnings(),
     ):
@@ -105,13 +106,13 @@ class Job:
             TABLES,
             num_shards=2,
             priority=cpr_ext.AllRows(),
-            consistency="step",
             schedule=cpr_ext.EverySteps(10**9),
             rebase_after=None,
             retention=cpr_ext.Retention(full_recovery_points=2),
-            compaction=cpr_ext.CompactionOptions(after=0.5),
             staging=cpr_ext.StagingOptions(slot_bytes=1 << 14, num_threads=1),
-            remote=RemoteOptions("memory:///", wait_at_close_seconds=_TIMEOUT_SECONDS),
+            remote=RemoteOptions(
+                "memory:///", wait_at_close_seconds=_TIMEOUT_SECONDS, keep_seconds=0
+            ),
         )
         report = trained.checkpointer.recover()
         promised = self.objects.acknowledged_step
@@ -137,14 +138,13 @@ class Job:
         self.states[life.checkpointer.step_count] = clone(life.rows())
         life.checkpointer.save(kind)
         life.checkpointer.wait()
-        assert life.checkpointer._saver.outcomes._compactor.wait(_TIMEOUT_SECONDS)
         if not self.wait_for_copy():
             self.die()
 
     def wait_for_copy(self) -> bool:
         """Wait until the newest state is acknowledged; False: the process was killed."""
         life = self.life
-        copy = life.checkpointer._parts.remote
+        copy = life.checkpointer.store.origin
         assert copy is not None
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not copy.wait(0.02):
@@ -155,7 +155,7 @@ class Job:
                 return True
         newest = copy._writer.newest
         assert newest is not None
-        self.objects.acknowledge(newest.number, newest.view.step)
+        self.objects.acknowledge(newest.manifest.commit_id, newest.step)
         return True
 
     def roll_back(self) -> None:
@@ -171,7 +171,7 @@ class Job:
         """The process ends."""
         if self._life is None:
             return
-        copy = self._life.checkpointer._parts.remote
+        copy = self._life.checkpointer.store.origin
         assert copy is not None
         copy.close(_TIMEOUT_SECONDS)
         self._life.die()
@@ -224,8 +224,8 @@ class Job:
                 self.life.checkpointer.close()
                 self._life = None
         state = newest_state(self.objects.held)
-        if state is None or state.view.step != last:
-            self._blame(f"the job ended at step {last}, the copy: {state and state.view.step}")
+        if state is None or state.step != last:
+            self._blame(f"the job ended at step {last}, the copy: {state and state.step}")
 
     def _blame(self, text: str) -> None:
         self.problems.append(text)

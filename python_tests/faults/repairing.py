@@ -1,4 +1,4 @@
-"""Every byte of a small store flipped, then ``cpr repair``: the newest provable state is there.
+"""Every byte of a small store flipped, then ``cpr repair``: the newest whole snapshot is there.
 
 python -m python_tests.faults.repairing                    part of make damage-test
 python -m python_tests.faults.repairing --usual --every 20  of a store with more files
@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.storage.file_names import LOCK_FILE, MANIFEST_FILE
-from cpr_ext.tools.maintenance import repair, verify
+from cpr_ext.storage.file_names import LOCK_FILE
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.tools.maintenance import RepairReport, repair, verify
 from python_tests.faults.damage_scene import (
     SMALLEST,
     USUAL,
-    Cost,
     Scene,
     Tally,
     fault_of,
@@ -57,14 +57,13 @@ def _fault(scene: Scene, store: Path, changed: dict[str, bytes | None]) -> str |
     for name, data in changed.items():
         (store / name).unlink() if data is None else (store / name).write_bytes(data)
     hit = scene.hit_by(changed)
-    dense = [r for r in scene.dense if f"dense/{r.file}" not in changed]
-    cost = scene.cost(list(range(scene.shape.num_shards)), hit, dense[-1].snapshot)
+    points = _sound_points(scene, changed, hit)
     before = _contents(store)
     dry = repair(store)
     if _contents(store) != before:
         return "a dry run changed something"
-    if dry.lost or cost.missing:
-        return _lost_fault(scene, store, dry, cost, before)
+    if dry.lost or not points:
+        return _lost_fault(scene, store, dry, points, before)
     report = repair(store, apply=True)
     if report.is_sound != all(name.endswith(LOCK_FILE) for name in changed):
         return f"damaged: {report.damaged}"
@@ -74,27 +73,40 @@ def _fault(scene: Scene, store: Path, changed: dict[str, bytes | None]) -> str |
         return f"verify: {checked.damaged}"
     if not (again := repair(store)).is_sound:
         return f"repaired, and yet {again.damaged}"
-    if bool(report.older) != bool(hit or len(dense) < len(scene.dense)):
+    if bool(report.older) != (len(points) < len(scene.dense)):
         return f"older: {report.older}"
-    return _state_fault(scene, store, cost, dense[-1].last_step)
+    return _state_fault(scene, store, points[-1])
 
 
-def _state_fault(scene: Scene, store: Path, cost: Cost, step: int) -> str | None:
+def _sound_points(scene: Scene, changed: dict, hit: dict) -> list[SegmentRecord]:
+    """The snapshots of which every file is as it was."""
+    damaged = [s.snapshot for s in scene.segments if hit.get(s.name)]
+    return [
+        point
+        for point in scene.dense
+        if f"segments/{point.file}" not in changed
+        and not any(snapshot <= point.snapshot for snapshot in damaged)
+    ]
+
+
+def _state_fault(scene: Scene, store: Path, point: SegmentRecord) -> str | None:
+    shards = list(range(scene.shape.num_shards))
+    cost = scene.cost(shards, {}, point.snapshot)
     with opened(store, shape=scene.shape) as run:
         fill(run)
         report = run.checkpointer.recover(on_damage="raise")
-        if report.step != step:
-            return f"step {report.step}, not {step}"
-        plain = Cost(rows=cost.rows)
-        shards = list(range(scene.shape.num_shards))
-        return fault_of(run, report, plain, shards, store, scene.shape)
+        if report.step != point.last_step:
+            return f"step {report.step}, not {point.last_step}"
+        return fault_of(run, report, cost, shards, store, scene.shape)
 
 
-def _lost_fault(scene: Scene, store: Path, dry, cost: Cost, before: dict[str, bytes]) -> str | None:
+def _lost_fault(
+    scene: Scene, store: Path, dry: RepairReport, points: list, before: dict[str, bytes]
+) -> str | None:
     if not dry.lost:
-        return f"rows are lost, and it says {dry}"
-    if not cost.missing:
-        return f"nothing is lost, and it says {dry.lost}"
+        return f"no snapshot is whole, and it says {dry}"
+    if points:
+        return f"{points[-1]} is whole, and it says {dry.lost}"
     report = repair(store, apply=True)
     if report.is_applied or _contents(store) != before:
         return "it changed what it cannot repair"
@@ -158,10 +170,10 @@ class Flips:
         if not report.is_applied:
             return None
         backup = Path(report.backup)
-        kept = (backup / name).read_bytes()
+        kept = (backup / Path(name).name).read_bytes()
         assert kept == data, f"{name} is not kept as it was in {backup}"
         left = {
-            path: _without_commits(content) if path.endswith(MANIFEST_FILE) else content
+            path: _without_commits(content) if path.startswith("MANIFEST") else content
             for path, content in _contents(store).items()
             if not path.startswith(backup.name)
         }

@@ -17,7 +17,7 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.saving import snapshot_rows
-from cpr_ext.storage import checksummed_json, manifest, segment_header, segment_writer
+from cpr_ext.storage import checksummed_json, manifest, segment_header, store
 from cpr_ext.storage.filesystem import sync_directory
 from cpr_ext.storage.segment_format import Chunk, Segment, align_up
 from python_tests.faults.forks import Task
@@ -63,24 +63,24 @@ def no_sync(*suffixes: str) -> Callable[[Interposer], None]:
 
 
 def _no_directory_sync_before_manifest(_: Interposer) -> None:
-    manifest.sync_directory = lambda directory: None  # that after the rename is another module's
+    store.sync_directory = lambda directory: None  # that after the rename is another module's
 
 
 def _unlink_before_manifest(_: Interposer) -> None:
-    commit = manifest.Manifest.commit
+    commit = store.Store._commit
 
-    def unlink_first(self: Any, segments: Any, *rest: Any, **options: Any) -> None:
-        for record in set(self.segments) - set(segments):
+    def unlink_first(self: store.Store, next_one: manifest.Manifest) -> None:
+        for record in set(self.manifest.records()) - set(next_one.records()):
             self.path_of(record).unlink(missing_ok=True)
-        commit(self, segments, *rest, **options)
+        commit(self, next_one)
 
-    manifest.Manifest.commit = unlink_first
+    store.Store._commit = unlink_first
 
 
 def _manifest_written_in_place(_: Interposer) -> None:
-    def write(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
+    def write(path: Path, format_name: str, content: str, **_: Any) -> None:
         with path.open("wb") as file:
-            file.write(checksummed_json.serialize_document(format_name, content, version))
+            file.write(checksummed_json.serialize_document(format_name, content))
             file.flush()
             os.fsync(file.fileno())
         sync_directory(path.parent)
@@ -88,28 +88,14 @@ def _manifest_written_in_place(_: Interposer) -> None:
     manifest.write_checksummed = write
 
 
-def _short_writes_ignored(_: Interposer) -> None:
-    def write_once(self: Any, data: memoryview, offset: int) -> None:
-        os.pwrite(self._file, data, offset)
-
-    segment_writer.SegmentStream._write_at = write_once
-
-
 def _rows_not_put_back(_: Interposer) -> None:
     snapshot_rows.SnapshotRows.put_back = lambda self: None
 
 
-def _is_of_merge(call: Call) -> bool:
-    # Merges of the scenario are of bases only: the names of captured bases are these.
-    return call.op == "pwrite" and "-base" in call.path
-
-
-_DIRECTORIES = ("dense", *(f"shard-{shard:05d}" for shard in range(max(STORES.values()))))
-
 SABOTAGES = [
     Sabotage("no sync of the manifest", no_sync("MANIFEST.json.tmp")),
     Sabotage("no sync of segments", no_sync(".safetensors")),
-    Sabotage("no sync of directories", no_sync(*_DIRECTORIES)),
+    Sabotage("no sync of directories", no_sync("segments", *STORES)),
     Sabotage(
         "no sync of the directory before the manifest",
         _no_directory_sync_before_manifest,
@@ -127,7 +113,6 @@ SABOTAGES = [
         ("torn",),
         lambda call: "MANIFEST" in call.path,
     ),
-    Sabotage("short writes ignored", _short_writes_ignored, ("short",), _is_of_merge),
     Sabotage(
         "rows of a failed snapshot count as saved",
         _rows_not_put_back,
@@ -172,8 +157,8 @@ def flips(recorded: Recorded, count: int, seed: int, *, checked: bool) -> Iterat
         disk.apply(call)
     tree = disk.tree(lambda kind: True)
     chance = random.Random(seed)
-    # The last base of the other store: all of its rows are looked at.
-    path = max(p for p in tree if p.startswith("other/shard-00000") and p.endswith(".safetensors"))
+    # The base of the other store: rows that no later snapshot has are looked at.
+    path = max(p for p in tree if p.startswith("other/segments") and "-00000-base." in p)
     content = tree[path]
     assert content is not None
     start = 8 + int.from_bytes(content[:8], "little")

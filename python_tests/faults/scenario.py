@@ -1,6 +1,6 @@
 """The training run that faults happen to: everything that changes a store, once or a few times.
 
-It waits for compaction and takes snapshots at fixed steps, so every run makes the same calls.
+It takes snapshots at fixed steps, so every run makes the same calls.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import cpr_ext
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
-from cpr_ext.tools.maintenance import compact
 from python_tests.faults.journal import NOTHING, Journal
-from python_tests.faults.model import State, build, precision, slot_bytes, train_step, wreck_shard
+from python_tests.faults.model import SLOT_BYTES, State, build, precision, train_step, wreck_shard
 from python_tests.helpers import die
 
 # A slot holds one chunk; enough of them that none is waited for, so that a capture over steps takes
@@ -91,11 +90,10 @@ class Life:
                 num_shards=STORES[store],
                 extra_state=self._extra_state,
                 when_busy="wait",
-                staging=replace(staging, slot_bytes=slot_bytes()),
-                rebase_after=None,
+                staging=replace(staging, slot_bytes=SLOT_BYTES),
                 save_at_close=False,
                 precision=precision(),
-                **options,
+                **{"rebase_after": None, **options},
             )
         )
         self._seq = NOTHING
@@ -110,10 +108,10 @@ class Life:
             # Saved twice at a step; each snapshot is to have a state of its own.
             self._seq = self._journal.record(State.of(self.model, self.optimizers))
         first = self._seq - (snapshot.last_step - snapshot.first_step)
-        if not self._saves_all and not snapshot.is_complete:
+        if not self._saves_all and not snapshot.is_candidate:
             first = max(self._last_complete, 0)
-        self._watcher.captured[self._name, snapshot.number] = (self._seq, snapshot.is_complete)
-        self._journal.write("captured", self._name, self._seq, first, int(snapshot.is_complete))
+        self._watcher.captured[self._name, snapshot.number] = (self._seq, snapshot.is_candidate)
+        self._journal.write("captured", self._name, self._seq, first, int(snapshot.is_candidate))
         return {"seq": self._seq}
 
     def recover(self, **options: Any) -> None:
@@ -127,7 +125,7 @@ class Life:
 
     def go_back_to_point(self) -> None:
         """Full recovery in a live model: newer snapshots are forgotten."""
-        numbers = [r.snapshot for r in self.checkpointer.store.dense.segments if r.is_complete]
+        numbers = [r.snapshot for r in self.checkpointer.store.manifest.dense if r.is_complete]
         self._journal.write(
             "leaving", self._name, self._watcher.captured[self._name, numbers[-1]][0]
         )
@@ -170,7 +168,7 @@ class Life:
         raise AssertionError("partial snapshots never come to an end")
 
     def acknowledge(self) -> None:
-        """Wait for the snapshot in flight and for compaction; write down what was promised."""
+        """Wait for the snapshot in flight; write down what was promised."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -181,8 +179,6 @@ class Life:
         else:
             assert is_done, "wait() did not end"
             self._note(begun)
-        if (compactor := self.checkpointer._saver.outcomes._compactor) is not None:
-            assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
 
     def _note(self, snapshot: SnapshotHandle | None) -> None:
@@ -195,14 +191,11 @@ class Life:
 
     def end(self) -> None:
         """As a process that is done, or dies."""
-        self.checkpointer._saver.outcomes.settle_compaction()
-        self._journal.write("compactions", self.checkpointer.metrics.compactions)
         with contextlib.suppress(SnapshotError):  # of failures reported before
             self.checkpointer.close()
 
     def die(self) -> None:
         """Leave files, no locks."""
-        self._journal.write("compactions", self.checkpointer.metrics.compactions)
         die(self.checkpointer)
 
 
@@ -221,16 +214,15 @@ def run(watcher: Watcher) -> None:
 
 
 def _grow(watcher: Watcher) -> None:
-    """Base and partial snapshots, compaction, retention, a lost shard; then the process dies."""
+    """Base and partial snapshots, retention, a lost shard; then the process dies."""
     life = Life(
         watcher,
         "store",
         seed=1,
         priority=cpr_ext.AllRows(),
-        consistency="step",
         schedule=cpr_ext.EverySteps(2),
         retention=Retention(full_recovery_points=2),
-        compaction=cpr_ext.CompactionOptions(after=0.5),
+        rebase_after=0.5,
     )
     life.recover()
     life.train(5)
@@ -242,13 +234,12 @@ def _grow(watcher: Watcher) -> None:
 
 
 def _go_on(watcher: Watcher) -> None:
-    """Captures spread over steps, a base on demand, back to it; ends well, is compacted."""
+    """Captures spread over steps, a base on demand, back to it; ends well."""
     life = Life(
         watcher,
         "store",
         seed=2,
         priority=cpr_ext.AllRows(),
-        consistency="row",
         schedule=cpr_ext.EverySteps(4),
         retention=Retention(full_recovery_points=1),
     )
@@ -264,7 +255,6 @@ def _go_on(watcher: Watcher) -> None:
     life.train(5, wait=False)
     life.acknowledge()
     life.end()
-    watcher.insist(lambda: compact(watcher.root / "store"))
 
 
 def _move(watcher: Watcher) -> None:
@@ -274,9 +264,7 @@ def _move(watcher: Watcher) -> None:
         "other",
         seed=3,
         priority=cpr_ext.MostFrequentlyUsed(0.5),
-        consistency="step",
         schedule=cpr_ext.EverySteps(2),
-        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     life.recover(from_store=watcher.root / "store")
     life.train(3)

@@ -63,7 +63,7 @@ def test_what_is_taken_out_of_the_code_is_missed(library):
     arguments = ["-m", "python_tests.faults.teeth", "--jobs", "1", "--enough", "1"]
     done = run_preloaded(library, *arguments, "--tries", "60", "--seed", str(_SEED))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("found") >= 10
+    assert done.stdout.count("found") >= 9
 
 
 def test_a_sample_of_failing_reads_costs_no_acknowledged_state(library):
@@ -80,11 +80,12 @@ def test_a_reader_that_takes_failing_reads_for_damage_is_found(library):
     assert done.stdout.count("found") == 3
 
 
-def test_a_commit_costs_four_syncs_per_directory_and_no_more(library):
-    # Of two shards and the dense part: a segment, its entry, the manifest, its entry.
-    done = run_preloaded(library, "-m", "python_tests.faults.commit_calls", "--shards", "2")
+@pytest.mark.parametrize("shards", [1, 4, 16])
+def test_a_commit_costs_three_syncs_and_one_rename_beside_the_segments(library, shards):
+    # The shards and the dense part; their entries, the manifest, its entry.
+    done = run_preloaded(library, "-m", "python_tests.faults.commit_calls", "--shards", str(shards))
     told = dict(line.split(": ") for line in done.stdout.splitlines())
     for name in ("base", "partial 0", "partial 1", "partial 2"):
         calls = dict(reversed(each.split()) for each in told[name].split(", "))
-        assert (calls["fsync"], calls["rename"]) == ("12", "3"), done.stdout
+        assert (calls["fsync"], calls["rename"]) == (str(shards + 1 + 3), "1"), done.stdout
     assert told["close"] == ""

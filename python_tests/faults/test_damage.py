@@ -63,7 +63,7 @@ def test_cut_deleted_swapped_and_replaced_files_are_found(scene, sibling, tmp_pa
 
 def test_damage_of_several_files_is_named_as_a_whole_before_anything_changes(scene, tmp_path):
     store = scene.copy(tmp_path / "store")
-    hit = [scene.segments[0].name, scene.segments[-1].name, "dense/00000001-dense.safetensors"]
+    hit = [scene.segments[0].name, scene.segments[-1].name, "segments/00000001-dense.safetensors"]
     for name in hit:
         flip(store / name, (store / name).stat().st_size - 1)
     with opened(store) as run:

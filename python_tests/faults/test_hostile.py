@@ -6,16 +6,18 @@ import random
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+import cpr_ext
 from cpr_ext.errors import DamageError
 from cpr_ext.state import dense_schema
-from cpr_ext.storage import filesystem, manifest, segment_header, store_reader
+from cpr_ext.storage import filesystem, manifest, segment_header
 from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance import export, inspect, verify
+from cpr_ext.tools.maintenance import export, inspect, repair, verify
 from python_tests import preloaded
 from python_tests.faults.damage_scene import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
@@ -110,11 +112,10 @@ def test_a_drawn_store_is_read_or_refused(scene, tmp_path, number):
 @pytest.mark.parametrize(
     ("name", "attribute", "wrong"),
     [
-        ("file-name-dotdot", (manifest.SegmentRecord, "__post_init__"), lambda self: None),
-        ("shards-2-to-the-48", (store_reader, "require_shards"), lambda directory, number: None),
+        ("shards-2-to-the-48", (manifest.Manifest, "_check"), lambda self: None),
         ("chunk-of-no-table", (segment_header, "_check_chunks"), lambda layout, chunks: None),
         ("skeleton-no-model", (dense_schema, "_check"), lambda tree: None),
-        ("pipe-store-file", (filesystem, "_SAFE"), 0),
+        ("pipe-manifest", (filesystem, "_SAFE"), 0),
     ],
 )
 def test_a_reader_that_believes_what_it_reads_is_caught(
@@ -129,6 +130,44 @@ def test_a_reader_that_believes_what_it_reads_is_caught(
     ring_after(0)
 
 
+_NUMPY = ["skeleton", "rng", "numpy", "$tuple"]
+_WORDS = ["skeleton", "rng", "python", "$tuple", 1, "$tuple"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ([*_WORDS, 0], 2**70),
+        ([*_WORDS, 3], "x"),
+        (["skeleton", "rng", "python", "$tuple", 2], {"$tensor": "dense.rng.torch"}),
+        ([*_NUMPY, 2], 2**70),
+        ([*_NUMPY, 4], {"$float": "no hex"}),
+        (["skeleton", "optimizers", 1, "groups", 0, "capturable"], {"$tensor": "dense.rng.torch"}),
+        (["skeleton", "extra", "step"], 2**60 + 1),
+        (["skeleton", "extra", "extra_state"], {"$counter": [[[], 1]]}),
+        (["skeleton", "strides"], {"dense.rng.torch": [1, 1]}),
+    ],
+    ids=str,
+)
+def test_what_no_snapshot_holds_is_damage_of_its_file_in_every_reader(scene, tmp_path, path, value):
+    """The newest of two: what is older is still there, and taken where that was asked for."""
+    store = scene.copy(tmp_path / "store")
+    for record in scene.dense:
+        OPERATIONS["set_header"](store, f"segments/{record.file}", path, value)
+    file = scene.dense[-1].file
+    assert file in {Path(found.path).name for found in verify(store).damaged}
+    assert any(file in said for said in repair(store).damaged)
+    with opened(tmp_path / "other") as run:
+        for read in (
+            lambda: export(store, tmp_path / "out"),
+            lambda: cpr_ext.load_into(run.model, store),
+            lambda: run.checkpointer.recover(from_store=store, strict=False),
+            lambda: recover(store),
+        ):
+            with pytest.raises(DamageError, match=file):
+                read()
+
+
 def test_a_state_that_one_shard_alone_has_is_exported_as_zero_elsewhere(scene, tmp_path):
     case = json.loads((CORPUS / "state-in-one-shard-only.json").read_text())["case"]
     assert try_case(scene, case, tmp_path / "store")  # by all readers, not by some drawn ones
@@ -140,6 +179,22 @@ def test_a_state_that_one_shard_alone_has_is_exported_as_zero_elsewhere(scene, t
     half = len(state) // 2
     assert state[:half].any()
     assert not state[half:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("model-without-tables", None), ("header-and-manifest-with-fewer-shards", 1)],
+)
+def test_documents_that_do_not_fit_together_are_repaired_from_what_does(
+    scene, tmp_path, name, step
+):
+    target = Target(scene, tmp_path / "store")
+    apply(target, json.loads((CORPUS / f"{name}.json").read_text())["case"])
+    assert [repair(target.store, apply=real).damaged != [] for real in (False, True)] == [True] * 2
+    assert verify(target.store).is_sound == (step is not None)
+    if step is not None:
+        with opened(target.store) as run:
+            assert run.checkpointer.recover().step == step
 
 
 # --- what is opened ---
@@ -170,7 +225,7 @@ def test_only_regular_files_are_opened_and_links_never_followed(tmp_path):
 def test_the_store_itself_may_be_reached_through_a_link(scene, tmp_path):
     scene.copy(tmp_path / "disk" / "store")
     (tmp_path / "here").symlink_to(tmp_path / "disk" / "store")
-    assert StoreReader(tmp_path / "here").dense.segments
+    assert StoreReader(tmp_path / "here").manifest.dense
     with opened(tmp_path / "here") as run:
         assert run.checkpointer.recover().step == scene.dense[-1].last_step
 
@@ -195,7 +250,7 @@ def test_memory_that_no_little_store_justifies_is_seen_also_when_it_is_given_bac
 def test_what_memory_a_store_justifies_is_counted_from_its_files(scene, tmp_path):
     size = sum(map(len, scene.files.values()))
     assert size_bytes(scene, [], tmp_path / "store") == size
-    longer = [{"op": "resize", "file": "dense/00000001-dense.safetensors", "size": 2**40}]
+    longer = [{"op": "resize", "file": "segments/00000001-dense.safetensors", "size": 2**40}]
     assert size_bytes(scene, longer, tmp_path / "store") > 2**40
     assert allowed_bytes(2**40) == MOST_BYTES
 
@@ -207,7 +262,7 @@ JSON_FACTOR = 128  # of SECURITY.md
 def test_a_tree_of_small_values_takes_no_more_than_so_many_times_its_json(scene, tmp_path, value):
     store = tmp_path / "store"
     scene.copy(store)
-    file = f"dense/{scene.dense[-1].file}"
+    file = f"segments/{scene.dense[-1].file}"
     tree = [value] * 200_000
     OPERATIONS["set_header"](store, file, ["skeleton", "extra", "extra_state"], tree)
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())

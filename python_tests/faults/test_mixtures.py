@@ -1,14 +1,12 @@
-"""Directories of different commits of one store are never mixed without a word."""
+"""Parts of different commits of one store are refused, or repaired to one commit."""
 
-import importlib
 import random
 
 import pytest
 
-from cpr_ext.storage import stale_manifests
-from python_tests.faults.mixtures import DIRECTORIES, make_copies, mix, mixtures, try_mixture
-
-repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
+from cpr_ext.storage import segment_header, store
+from cpr_ext.tools.maintenance import verification
+from python_tests.faults.mixtures import make_copies, mix, mixtures, try_mixture
 
 
 @pytest.fixture(scope="module", params=["partial", "base"])
@@ -17,17 +15,26 @@ def copies(request, tmp_path_factory):
     return folder, make_copies(folder, request.param)
 
 
-def test_a_mixture_of_commits_is_exact_or_says_which_rows_are_older(copies, tmp_path):
+def test_a_mixture_of_commits_is_exact_or_refused(copies, tmp_path):
     folder, numbers = copies
-    for of in random.Random(1).sample(list(mixtures(numbers)), 8):
+    for of in random.Random(1).sample(list(mixtures(numbers)), 16):
         assert try_mixture(mix(folder, of, tmp_path / "store"))[1] == "", of
 
 
-def test_without_descent_a_mixture_would_pass(copies, tmp_path, monkeypatch):
-    folder, numbers = copies
-    for module in (stale_manifests, repair_module):
-        monkeypatch.setattr(module, "shards_without", lambda *_: ())
-    monkeypatch.setattr(repair_module, "position_of", lambda _, records, start: len(records))
-    newest, older = numbers[-1], numbers[-2]
-    of = (newest, *[older] * (len(DIRECTORIES) - 1))
-    assert try_mixture(mix(folder, of, tmp_path / "store"))[1] != ""
+def test_without_descent_an_older_manifest_would_pass_for_the_newest(copies, tmp_path, monkeypatch):
+    folder, (older, *_, newest) = copies
+    of = (older, newest, older)
+    place = mix(folder, of, tmp_path / "store")
+    assert not verification.verify(place).is_sound
+    assert try_mixture(place)[0] != "exact"
+    for module in (store, verification):
+        monkeypatch.setattr(module, "older_than_previous", lambda *_: None)
+    assert try_mixture(mix(folder, of, place))[0] == "exact"
+
+
+def test_without_ids_a_segment_of_another_snapshot_would_pass(tmp_path, monkeypatch):
+    """With the checksum of its header: a collision of 32 bits."""
+    folder = tmp_path / "twins"
+    folder.mkdir()
+    make_copies(folder, "base")
+    assert segment_header._identity({"kind": 1, "shard": 2, "snapshot": 3, "id": 4}) == (1, 2, 3, 4)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from cpr_ext.errors import DamageError
-from cpr_ext.storage import leases
+from cpr_ext.storage import locks
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store_reader import StoreReader, read_committed
 from cpr_ext.tools.maintenance import export, read_rows, verify
@@ -44,7 +44,7 @@ def files(checkpointer):
 def test_superseded_files_wait_for_readers_and_go_with_the_next_commit(run):
     _, checkpointer = run
     before = files(checkpointer)
-    with leases.reader_lease(checkpointer.store.directory):
+    with locks.reader_lease(checkpointer.store.directory):
         save_base(checkpointer)
         assert before < files(checkpointer)
     save_base(checkpointer)
@@ -55,7 +55,7 @@ def test_superseded_files_wait_for_readers_and_go_with_the_next_commit(run):
 def test_what_still_waits_goes_when_the_store_is_closed(run):
     _, checkpointer = run
     before = files(checkpointer)
-    with leases.reader_lease(checkpointer.store.directory):
+    with locks.reader_lease(checkpointer.store.directory):
         save_base(checkpointer)
     checkpointer.close()
     assert not before & files(checkpointer)
@@ -63,9 +63,9 @@ def test_what_still_waits_goes_when_the_store_is_closed(run):
 
 def test_readers_are_waited_for_no_longer_than_agreed(run, monkeypatch):
     _, checkpointer = run
-    monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
     before = files(checkpointer)
-    with leases.reader_lease(checkpointer.store.directory):
+    with locks.reader_lease(checkpointer.store.directory):
         save_base(checkpointer)
         assert not before & files(checkpointer)
 
@@ -73,15 +73,15 @@ def test_readers_are_waited_for_no_longer_than_agreed(run, monkeypatch):
 def test_a_full_disk_waits_for_no_reader(run):
     _, checkpointer = run
     before = files(checkpointer)
-    with leases.reader_lease(checkpointer.store.directory):
+    with locks.reader_lease(checkpointer.store.directory):
         save_base(checkpointer)
-        checkpointer.store.retain(Retention(0))
+        checkpointer.store.release_history()
         assert not before & files(checkpointer)
 
 
 def test_a_reader_whose_files_vanish_begins_again(run, monkeypatch):
     _, checkpointer = run
-    monkeypatch.setattr(leases, "has_readers", lambda store: False)  # of another machine
+    monkeypatch.setattr(locks, "has_readers", lambda store: False)  # of another machine
     views = []
 
     def read(reader):
@@ -98,7 +98,7 @@ def test_a_reader_whose_files_vanish_begins_again(run, monkeypatch):
 def test_damage_is_not_mistaken_for_a_change(run):
     _, checkpointer = run
     store = checkpointer.store.directory
-    next(store.glob("shard-00000/*.safetensors")).unlink()
+    next(store.glob("segments/*-00000-*")).unlink()
     tries = []
 
     def read(reader):
@@ -118,8 +118,8 @@ def test_a_store_that_cannot_be_locked_is_read_all_the_same(run, tmp_path, monke
         raise OSError(37, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr(leases.fcntl, "flock", refuse)
-        assert not leases.has_readers(checkpointer.store.directory)
+        patch.setattr(locks.fcntl, "flock", refuse)
+        assert not locks.has_readers(checkpointer.store.directory)
         assert export(checkpointer.store.directory, tmp_path / "out").tensors == 2
 
 
@@ -139,7 +139,7 @@ def test_readers_do_not_exclude_each_other(run):
     inside = threading.Barrier(2, timeout=60)
 
     def read():
-        with leases.reader_lease(store):
+        with locks.reader_lease(store):
             inside.wait()
 
     threads = [threading.Thread(target=read) for _ in range(2)]

@@ -6,13 +6,14 @@ from unittest.mock import patch
 
 import pytest
 
+from cpr_ext.storage.remote.head import Head
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from python_tests.faults.remote_objects import FAULTS, WatchedObjects
 from python_tests.faults.remote_scenario import run
 from python_tests.faults.remote_test import draw, objects_of, try_fault
 from python_tests.storage.remote.faulty_objects import MemoryObjects
 
-_NUM_REQUESTS = 200  # a run makes some more
+_NUM_REQUESTS = 140  # a run makes some more
 
 
 @pytest.mark.parametrize(("fault", "at"), draw(_NUM_REQUESTS, len(FAULTS), seed=2))
@@ -35,7 +36,7 @@ def test_what_a_server_holds_is_what_it_answers():
     with objects_of("s3") as make:
         service, held = make()
         assert held.list("states/") == service.list("states/") == []
-        service.create("states/1.json", b"first")
+        assert service.replace("states/1.json", b"first", None)
         service.write("objects/a/b", [b"some", b"thing"])
         assert held.list("states/") == service.list("states/") == ["states/1.json"]
         assert held.read("objects/a/b", 2, 6) == service.read("objects/a/b", 2, 6) == b"meth"
@@ -65,29 +66,38 @@ def _lose_an_object(send):
     return "_send", broken, "lacks"
 
 
-def _promise_too_early(add):
+def _promise_too_early(replace):
+    number = 0
+
+    def broken(self, data):
+        nonlocal number
+        number += 1
+        return True if number >= 4 else replace(self, data)
+
+    return "replace", broken, "is older than what was promised"
+
+
+def _remove_too_much(remove):
     def broken(self, state):
-        return state if state.number >= 4 else add(self, state)
-
-    return "_add", broken, "was promised"
-
-
-def _remove_too_much(tidy):
-    def broken(self, before, state):
         for key in list(state.checksums)[:1]:
             self._objects.delete(key)
 
-    return "_tidy", broken, "lacks"
+    return "_remove_old", broken, "lacks"
 
 
 @pytest.mark.parametrize(
-    ("name", "make"),
-    [("_send", _lose_an_object), ("_add", _promise_too_early), ("_tidy", _remove_too_much)],
+    ("owner", "name", "make"),
+    [
+        (RemoteWriter, "_send", _lose_an_object),
+        (Head, "replace", _promise_too_early),
+        (RemoteWriter, "_remove_old", _remove_too_much),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_broken_in_the_writer_is_found(name, make, tmp_path):
+def test_what_is_broken_in_the_writer_is_found(owner, name, make, tmp_path):
     objects = WatchedObjects(MemoryObjects())
-    found = make(getattr(RemoteWriter, name))
-    with patch.object(RemoteWriter, name, found[1]):
+    found = make(getattr(owner, name))
+    with patch.object(owner, name, found[1]):
         try:
             problems = run(objects, tmp_path / "run")
         except Exception:  # a recovery may fail of it

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import cpr_ext
 from cpr_ext.storage.checksummed_json import FORMAT_VERSION
-from cpr_ext.tools.maintenance import compact, export, inspect, read_rows, verify
+from cpr_ext.tools.maintenance import export, inspect, read_rows, verify
 from python_tests.golden.make_store import arrays_of, build, dense_of, open_store, train
 from python_tests.helpers import assert_same
 
@@ -72,8 +72,3 @@ def test_the_tools_read_it(golden):
     assert_same(exported["users.weight"], rows["users/weight"])
     exported_rows = load_file(golden / "out" / "optimizer_rows.safetensors")
     assert_same(exported_rows["films.weight.exp_avg"], rows["films/exp_avg"])
-
-
-def test_it_recovers_exactly_after_compaction(golden):
-    assert compact(golden / "store").shards_compacted == 2
-    check_recovers(golden)

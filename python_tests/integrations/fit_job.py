@@ -22,13 +22,12 @@ from torch.utils.data import DataLoader
 
 import cpr_ext
 from cpr_ext.integrations.loops import ResumableLoader
-from cpr_ext.state.flatten import pack
+from cpr_ext.state.dense_schema import pack
 
 USERS, ITEMS, SAMPLES, BATCH, EPOCHS = 40, 30, 90, 8, 3
 OPTIONS = {
     "schedule": cpr_ext.EverySteps(5),
     "priority": cpr_ext.AllRows(),
-    "consistency": "step",
     "when_busy": "wait",
 }
 

@@ -79,7 +79,6 @@ def fit(store, *, every_steps=5, die_after=None, accumulate=1, **options):
         store,
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(every_steps),
-        consistency="step",
         when_busy="wait",
         **options,
     )

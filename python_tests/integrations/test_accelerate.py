@@ -39,7 +39,6 @@ def train(store, *, is_killed=False):
         store,
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(5),
-        consistency="step",
         when_busy="wait",
         stateful=[scheduler],
     ) as ckpt:

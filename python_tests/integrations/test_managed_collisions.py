@@ -69,7 +69,7 @@ def test_damaged_stores_of_another_number_of_ranks_change_nothing(results, tmp_p
         stores.append(tmp_path / f"old-{rank}")
         shutil.copytree(Path(results[0]["directory"]) / f"partial-{rank}", stores[-1])
     segment = max(
-        stores[1].glob("shard-*/*-base.safetensors"), key=lambda path: path.stat().st_size
+        stores[1].glob("segments/*-base.safetensors"), key=lambda path: path.stat().st_size
     )
     content = bytearray(segment.read_bytes())
     content[-100] ^= 1

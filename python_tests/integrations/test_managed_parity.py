@@ -28,7 +28,7 @@ def make_cluster(torchrec_nursery, tmp_path):
     def make(name, world_size=2, policy="lru", num_steps=STEPS, **settings):
         clusters.append(Cluster(
             [torchrec_nursery], tmp_path / name, job=JOB, batch_size=world_size * SAMPLES,
-            world_size=world_size, num_steps=num_steps, recovery="exact", consistency="step",
+            world_size=world_size, num_steps=num_steps, recovery="exact",
             every_steps=4, time_outs=PATIENT,
             options={"policy": policy, "group_size": world_size}, **settings,
         ))  # fmt: skip

@@ -19,6 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import REGISTRY, generate_latest
 
 from cpr_ext.integrations.opentelemetry import INSTRUMENTS, export_metrics
+from cpr_ext.storage.remote import RemoteOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/monitoring.md"
@@ -44,7 +45,7 @@ def checkpointer(directory, *, has_copy=False):
         *(model, optimizer, directory),
         schedule=cpr_ext.EverySteps(2),
         when_busy="wait",
-        remote=f"file://{directory}.copy" if has_copy else None,
+        remote=RemoteOptions(f"file://{directory}.copy") if has_copy else None,
     )
     return model, optimizer, ckpt
 

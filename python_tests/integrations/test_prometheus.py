@@ -18,6 +18,7 @@ import yaml
 
 import cpr_ext
 from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.storage.remote import RemoteOptions
 
 pytest.importorskip("opentelemetry.exporter.prometheus")
 PROMETHEUS = shutil.which("prometheus")
@@ -105,7 +106,7 @@ def ckpt(tmp_path):
         *(model, optimizer, tmp_path / "store"),
         schedule=cpr_ext.EverySteps(2),
         when_busy="wait",
-        remote=f"file://{tmp_path / 'copy'}",
+        remote=RemoteOptions(f"file://{tmp_path / 'copy'}"),
     )
     ckpt.recover()
     ckpt.train_a_step = lambda: (
@@ -166,5 +167,5 @@ def test_a_running_job_is_scraped_shown_and_watched(ckpt, server):
     ckpt.metrics.portion_of_lost_samples = 0.5
     server.wait_for(lambda: states().get("CprLostSamples") == ("ok", "firing"))
     server.wait_for(lambda: {health for health, _ in states().values()} == {"ok"})
-    quiet = ("CprRowsDamaged", "CprSnapshotsFail", "CprRoundTripFailed", "CprSnapshotIsLate")
+    quiet = ("CprRowsDamaged", "CprSnapshotsFail", "CprReadBackFailed", "CprSnapshotIsLate")
     assert {states()[name][1] for name in quiet} == {"inactive"}

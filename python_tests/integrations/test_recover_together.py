@@ -82,7 +82,7 @@ def kill_in_commits(job, deaths, mode="partial"):
 
 
 def test_a_rank_killed_in_a_commit_leaves_no_two_ranks_at_different_steps(nursery, tmp_path):
-    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 3), (0, 5)])
+    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 3), (0, 4)])
     assert steps == sorted(steps)
     assert steps[-1] > 0
 
@@ -92,7 +92,7 @@ def test_full_recovery_ends_bit_for_bit_as_a_job_that_nobody_killed(nursery, tmp
     for folder in folders:
         folder.mkdir()
     killed, untouched = (Restarts(nursery, folder) for folder in folders)
-    steps = kill_in_commits(killed, [(1, 5), (0, 6)], mode="full")
+    steps = kill_in_commits(killed, [(1, 3), (0, 4)], mode="full")
     assert steps == sorted(steps)
     assert steps[1] > 0  # all goes back to what the first life began with
     whole = (None, "full", steps[-1] + STEPS)
@@ -104,7 +104,7 @@ def test_full_recovery_ends_bit_for_bit_as_a_job_that_nobody_killed(nursery, tmp
 @pytest.mark.timeout(900)
 def test_twenty_five_deaths_in_commits_leave_no_two_ranks_at_different_steps(nursery, tmp_path):
     chance = random.Random()
-    deaths = [(chance.randrange(2), chance.randrange(6)) for _ in range(25)]
+    deaths = [(chance.randrange(2), chance.randrange(4)) for _ in range(25)]
     print(deaths)
     steps = kill_in_commits(Restarts(nursery, tmp_path), deaths)
     assert steps == sorted(steps)

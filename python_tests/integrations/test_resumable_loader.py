@@ -97,7 +97,6 @@ class Job:
             *(self.model, self.optimizer, store),
             schedule=cpr_ext.EverySteps(1),
             priority=cpr_ext.AllRows(),
-            consistency="step",
             when_busy="wait",
             stateful=[self.batches, self.scheduler],
         )
@@ -195,6 +194,8 @@ KINDS_OF_TENSORS = {
     "bool": lambda: torch.ones(3, dtype=torch.bool),
     "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16, requires_grad=True),
     "transposed": lambda: torch.rand(4, 5).T,
+    "column": lambda: torch.rand(4, 5)[:, 1],
+    "expanded": lambda: torch.rand(1, dtype=torch.float64).expand(4),
     "conjugate": lambda: torch.rand(3, dtype=torch.complex64).conj(),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "jagged": lambda: torch.nested.nested_tensor(
@@ -222,11 +223,11 @@ def test_samples_are_counted_by_batch_or_as_the_user_says(tmp_path):
     job = Job(tmp_path / "store")
     job.run()
     assert job.ckpt.metrics.snapshot_step == STEPS
-    assert job.ckpt.store.dense.segments[-1].num_samples == EPOCHS * SAMPLES
+    assert job.ckpt.store.manifest.dense[-1].num_samples == EPOCHS * SAMPLES
     other = Job(tmp_path / "other")
     other.batches._count = lambda batch: 10
     other.run()
-    assert other.ckpt.store.dense.segments[-1].num_samples == 10 * STEPS
+    assert other.ckpt.store.manifest.dense[-1].num_samples == 10 * STEPS
 
 
 def test_other_attributes_are_the_loaders(tmp_path):

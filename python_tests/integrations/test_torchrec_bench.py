@@ -19,13 +19,3 @@ def test_what_tracking_and_saving_cost_is_measured_beside_torchrecs_tracker():
     table = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()[1:]}
     assert list(table) == ["none", "cpr_ext", "tracking", "simple", "ModelDeltaTracker"]
     assert all(float(steps_per_second) > 0 for steps_per_second, *_ in table.values())
-
-
-@pytest.mark.long
-def test_what_a_step_costs_its_host_is_shown_by_part():
-    command = [sys.executable, "bench/torchrec_parts.py", "--tiny"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines if "features" in line] == ["26", "200"]
-    assert len(lines) == 2 * 7

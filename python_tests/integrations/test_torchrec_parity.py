@@ -23,7 +23,7 @@ def make_cluster(torchrec_nursery, tmp_path):
     def make(name, plan, **settings):
         clusters.append(Cluster(
             [torchrec_nursery], tmp_path / name, job=JOB, batch_size=2 * SAMPLES, world_size=2,
-            num_steps=STEPS, recovery="exact", consistency="step", every_steps=4,
+            num_steps=STEPS, recovery="exact", every_steps=4,
             time_outs=PATIENT, options={"plan": plan, "group_size": 2}, **settings,
         ))  # fmt: skip
         return clusters[-1]

@@ -145,7 +145,7 @@ def check_saving(store, plan, fused, location, **options):
             train(parallel, optimizer, checkpointer, num_steps)
             checkpointer.save(kind)
             checkpointer.wait()
-            checkpointer.scrub()
+            checkpointer.check()
         assert checkpointer.metrics.rows_changed_unseen == 0
     assert same_tables(stored(store, plan, fused), plain(plan, fused, 9))
 
@@ -201,11 +201,10 @@ def test_rows_are_those_of_a_model_in_other_memory(tmp_path, check, plan, fused,
     check(tmp_path / "s", plan, fused, location)
 
 
-@pytest.mark.parametrize("consistency", ["row", "step"])
 @pytest.mark.parametrize("priority", [cpr_ext.AllRows(), cpr_ext.LargestChange(fraction=1.0)])
-def test_ways_of_saving_read_the_newest_rows(tmp_path, consistency, priority):
+def test_ways_of_saving_read_the_newest_rows(tmp_path, priority):
     location = EmbeddingLocation.MANAGED_CACHING
-    options = {"consistency": consistency, "priority": priority}
+    options = {"priority": priority}
     check_saving(tmp_path / "s", "mixed", "adagrad", location, **options)
 
 
@@ -250,7 +249,7 @@ def test_the_checks_see_rows_that_are_not_flushed_or_not_forgotten(
         check(tmp_path / "s", "mixed", "adagrad", EmbeddingLocation.MANAGED_CACHING)
 
 
-def test_a_snapshot_flushes_each_cache_once_and_the_scrub_none(tmp_path):
+def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):
     parallel, optimizer, caches = cached("mixed")
     options = {**ALL_ROWS, "num_shards": 3}
     with make_checkpointer(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
@@ -261,7 +260,7 @@ def test_a_snapshot_flushes_each_cache_once_and_the_scrub_none(tmp_path):
             checkpointer.wait()
             assert [each.num_flushes for each in caches] == [count + 1 for count in before]
         train(parallel, optimizer, checkpointer, 2)
-        checkpointer.scrub()
+        checkpointer.check()
         train(parallel, optimizer, checkpointer, 1)
         assert [each.num_flushes for each in caches] == [count + 1 for count in before]
 

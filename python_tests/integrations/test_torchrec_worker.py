@@ -69,7 +69,9 @@ def require_replicated_table(cluster):
 
 def parts_of(cluster, rank):
     """The hosts whose pooled tables this worker holds rows of."""
-    [store] = Path(cluster.settings.directory, "stores").glob(f"worker-{rank:05d}-of-*/STORE.json")
-    names = json.loads(store.read_text())["content"]["tables"]
+    [store] = Path(cluster.settings.directory, "stores").glob(
+        f"worker-{rank:05d}-of-*/MANIFEST.json"
+    )
+    names = json.loads(store.read_text())["content"]["model"]["tables"]
     pooled = [name.split(".")[2] for name in names if name.startswith("bags.")]
     return {"abcd".index(name[0]) % 2 for name in pooled}

@@ -23,8 +23,8 @@ from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, 
 STEPS = 9
 # Full-recovery points at the same steps everywhere.
 EXACT = {
-    "schedule": cpr_ext.EverySteps(2), "priority": cpr_ext.AllRows(), "consistency": "step",
-    "when_busy": "wait", "retention": Retention(full_recovery_points=3),
+    "schedule": cpr_ext.EverySteps(2), "priority": cpr_ext.AllRows(), "when_busy": "wait",
+    "retention": Retention(full_recovery_points=3),
 }  # fmt: skip
 
 

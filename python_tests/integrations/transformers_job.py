@@ -81,7 +81,6 @@ def fit(store, *, die_after=None, accumulate=1):
         store,
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(5),
-        consistency="step",
         when_busy="wait",
     )
     trainer = make_trainer(model, f"{store}-output", gradient_accumulation_steps=accumulate)

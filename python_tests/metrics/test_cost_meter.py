@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpr_ext.metrics.cost_meter import CostMeter
+from cpr_ext.metrics.run_state import CostMeter
 from cpr_ext.state.precision import Precision
 from cpr_ext.state.table import Table
 
@@ -12,7 +12,7 @@ from cpr_ext.state.table import Table
 def clock(monkeypatch):
     """Seconds that only move when a test says so."""
     now = [100.0]
-    monkeypatch.setattr("cpr_ext.metrics.cost_meter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cpr_ext.metrics.run_state.time.monotonic", lambda: now[0])
     return now
 
 
@@ -23,14 +23,6 @@ def meter(clock):
         for name, rows in (("big", 1000), ("small", 10))
     ]
     return CostMeter(tables, {"big"}, 0.25, num_shards=4)
-
-
-def test_at_the_start_only_the_shape_is_known(meter):
-    costs = meter.costs()
-    assert (costs.num_shards, costs.fraction) == (4, 0.25)
-    assert costs.prioritized_bytes is None
-    assert (costs.save_hours, costs.load_hours, costs.load_shard_hours) == (None, None, None)
-    assert costs.samples_per_hour is None
 
 
 def test_a_whole_save_costs_the_stall_per_byte_times_the_bytes_of_a_base(meter):
@@ -49,18 +41,18 @@ def test_a_whole_save_costs_the_stall_per_byte_times_the_bytes_of_a_base(meter):
 
 def test_rounded_rows_count_as_if_they_were_float32(clock):
     weight = torch.nn.Parameter(torch.zeros(1000, 16))
-    meter = CostMeter([Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(partial="int4"))
-    assert meter.costs().row_share == 12 / 64
+    meter = CostMeter([Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(partial="int8"))
+    assert meter.costs().row_share == 24 / 64
     meter.note_snapshot(66_000, is_base=True)
     meter.note_step(10, 0.3, is_saving=True)
-    meter.note_snapshot(5000, is_base=False)
+    meter.note_snapshot(8000, is_base=False)
     # 0.3 s for a quarter of the rows, 16 kB as they are copied, and 2 kB that are not rounded.
     assert meter.costs().save_hours == pytest.approx(66 / 18 * 0.3 / 3600)
     assert (meter.costs().prioritized_bytes, meter.costs().other_bytes) == (64_000, 2000)
     halves = CostMeter(
         [Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(base="float16")
     )
-    halves.note_snapshot(32_000, is_base=True)
+    halves.note_snapshot(36_000, is_base=True)
     assert (halves.costs().row_share, halves.costs().other_bytes) == (1, 0)
 
 

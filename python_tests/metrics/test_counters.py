@@ -1,4 +1,4 @@
-"""What a run tells of its losses: row updates, against a plain recount from files; PLS; scalars."""
+"""What a run tells of its losses: row updates, against a plain recount from files; PLS."""
 
 import logging
 
@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
-from cpr_ext.errors import UsageError
-from cpr_ext.policy import EmpiricalFailures
 from cpr_ext.state.table import shard_row_range
 from python_tests.helpers import Trained, make_indices, read_chunks, shard_records
 
@@ -50,13 +48,12 @@ def recounted(run, shard, lost_at):
 
 
 @pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
-@pytest.mark.parametrize("consistency", ["step", "row"])
 @settings(deadline=None, max_examples=3)
 @given(steps=st.integers(2, 17), more=st.integers(0, 9))
 def test_row_updates_lost_are_those_since_each_row_was_saved(
-    tmp_path_factory, priority, consistency, steps, more
+    tmp_path_factory, priority, steps, more
 ):
-    options = {**OPTIONS, "priority": priority, "consistency": consistency}
+    options = {**OPTIONS, "priority": priority}
     directory = tmp_path_factory.mktemp("run")
     run = Trained(directory, count_row_updates=True, **options)
     with run.checkpointer as checkpointer:
@@ -102,40 +99,11 @@ def test_running_pls_is_of_the_job_if_its_length_is_known_else_of_the_samples_so
             assert pls == pytest.approx(180 / ((total or 200) * NUM_SHARDS))
 
 
-class Scalars:
-    """What a SummaryWriter is asked for."""
-
-    def __init__(self):
-        self.written = []
-
-    def add_scalar(self, tag, scalar_value, global_step):
-        self.written.append((tag, scalar_value, global_step))
-
-
-def test_metrics_are_written_as_scalars_after_snapshots_and_recoveries(tmp_path):
-    writer = Scalars()
-    run = Trained(tmp_path, scalar_writer=writer, **OPTIONS)
-    with run.checkpointer as checkpointer:
-        run.train(9)
-        checkpointer.wait()
-        checkpointer.recover(shards=[1])
-        newest = {tag: value for tag, value, step in writer.written if step == 9}
-        metrics = checkpointer.metrics
-        assert newest["cpr/samples_lost"] == metrics.samples_lost
-        assert newest["cpr/portion_of_lost_samples"] == metrics.portion_of_lost_samples
-        assert newest["cpr/share_of_row_updates_lost"] == metrics.share_of_row_updates_lost
-        assert newest["cpr/bytes_written"] == metrics.bytes_written
-    steps = [step for tag, _, step in writer.written if tag == "cpr/partial_snapshots"]
-    assert steps == sorted(steps)
-    assert len(steps) >= 3
-    assert all(isinstance(value, int | float) for _, value, _ in writer.written)
-
-
 def test_the_schedule_plans_with_what_the_run_measures(tmp_path, caplog):
     # A failure every 1.8 s: all rows in turn every 2 * 0.05 * 3 * 1.8 = 0.54 s, a tenth at a time.
     schedule = cpr_ext.TargetPLS(0.05, mtbf_hours=1.8 / 3600)
     priority = cpr_ext.MostFrequentlyUsed(0.1)
-    options = {"num_shards": NUM_SHARDS, "priority": priority, "consistency": "step"}
+    options = {"num_shards": NUM_SHARDS, "priority": priority}
     with caplog.at_level(logging.INFO, "cpr_ext"):
         run = Trained(tmp_path, schedule=schedule, **options)
         assert schedule.interval_hours == pytest.approx(0.054 / 3600)
@@ -150,41 +118,3 @@ def test_the_schedule_plans_with_what_the_run_measures(tmp_path, caplog):
             assert measured.load_shard_hours == pytest.approx(seconds / 3600, rel=0.26)
             assert schedule.plan.strategies[0].bytes_per_hour > 0
     assert "TargetPLS(0.05): a snapshot every 0.054 s" in caplog.text
-
-
-def test_a_plan_that_cannot_be_leaves_the_store_unlocked(tmp_path):
-    impossible = cpr_ext.TargetPLS(0.1, mtbf_hours=1, shards_per_failure=NUM_SHARDS + 1)
-    with pytest.raises(UsageError, match="at most all 3 shards"):
-        Trained(tmp_path, num_shards=NUM_SHARDS, schedule=impossible)
-    Trained(tmp_path, **OPTIONS).checkpointer.close()
-
-
-def test_a_model_of_failures_seen_is_planned_with_too(tmp_path):
-    failures = EmpiricalFailures((10.0, 30.0), (), 0.1)
-    schedule = cpr_ext.TargetPLS(0.1, failures=failures)
-    run = Trained(tmp_path, num_shards=NUM_SHARDS, schedule=schedule)
-    with run.checkpointer as checkpointer:
-        run.train(2)
-        checkpointer.wait()
-        assert schedule.plan.strategies[0].is_simulated
-
-
-def test_a_writer_that_raises_costs_one_warning(tmp_path, recwarn):
-    class Full:
-        calls = 0
-
-        def add_scalar(self, tag, scalar_value, global_step):
-            self.calls += 1
-            raise OSError(28, "No space left on device")
-
-    writer = Full()
-    options = {"schedule": cpr_ext.EverySteps(1), "when_busy": "wait"}
-    run = Trained(tmp_path, scalar_writer=writer, **options)
-    with pytest.warns(UserWarning, match=r"scalar_writer failed at step 0.*No space left") as told:
-        run.checkpointer.recover()
-    run.train(4)
-    run.checkpointer.recover(shards=[0])
-    run.checkpointer.close()
-    assert len(told) == 1
-    assert not recwarn.list, "once is enough"
-    assert writer.calls > 3, "it may have room again"

@@ -3,13 +3,7 @@
 import pytest
 
 from cpr_ext.metrics import parity_metrics
-from cpr_ext.metrics.counters import Metrics
 from cpr_ext.metrics.parity_metrics import ParityMetrics
-
-
-class Scalars(dict):
-    def add_scalar(self, tag, scalar_value, global_step):
-        self[tag] = scalar_value, global_step
 
 
 @pytest.fixture
@@ -49,19 +43,3 @@ def test_a_rebuild_is_done_only_when_it_ends():
     assert (seen, metrics.rebuilds) == ([0.0, 0.25, 0.75], 0)
     metrics.end_rebuild()
     assert (metrics.rebuild_progress, metrics.rebuilds) == (1.0, 1)
-
-
-def test_scalars_of_parity_are_written_beside_the_others(clock):
-    scalars, metrics = Scalars(), Metrics()
-    metrics.write_scalars(scalars, 3)
-    assert not any("parity" in tag for tag in scalars)  # a job without parity
-    metrics.parity = ParityMetrics(protected=True, completed_step=2, bytes_sent=300)
-    clock[0] = 2.0
-    metrics.write_scalars(scalars, 4)
-    assert {tag: value for tag, value in scalars.items() if "parity" in tag} == {
-        "cpr/parity_protected": (1.0, 4),
-        "cpr/parity_machines_at_risk": (0.0, 4),
-        "cpr/parity_lag_steps": (2.0, 4),
-        "cpr/parity_bytes_per_second": (150.0, 4),
-        "cpr/parity_rebuild_progress": (1.0, 4),
-    }

@@ -19,17 +19,6 @@ MODELS = [
     EmpiricalFailures((28.0,)),
     EmpiricalFailures((28.0,), relative_spread=0.5),
 ]
-MEANS = [28, 28, 28, 33.25, 28, 28]
-
-
-@pytest.mark.parametrize(("model", "mean"), list(zip(MODELS, MEANS, strict=True)))
-def test_draws_have_the_mean_and_variation_that_the_model_states(model, mean):
-    draws = model.draw(np.random.default_rng(0), (400, 500))
-    assert draws.shape == (400, 500)
-    assert draws.dtype == np.float64
-    assert model.mean_hours == pytest.approx(mean)
-    assert draws.mean() == pytest.approx(mean, rel=0.02)
-    assert draws.var() / mean**2 == pytest.approx(model.squared_variation, abs=0.03)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -41,27 +30,6 @@ def test_twice_the_nodes_fail_twice_as_often(model):
     assert scaled.scaled(16, 8).mean_hours == pytest.approx(model.mean_hours)
     draws = [m.draw(np.random.default_rng(3), 50) for m in (model, scaled)]
     assert draws[0] / 2 == pytest.approx(draws[1])
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_history_is_ascending_within_the_job_and_the_same_for_the_same_seed(model):
-    times = draw_failure_times(model, 10_000, np.random.default_rng(1))
-    assert (np.diff(times) > 0).all()
-    assert times[0] > 0
-    assert times[-1] < 10_000
-    assert times.size == pytest.approx(10_000 / model.mean_hours, rel=0.2)
-    again = draw_failure_times(model, 10_000, np.random.default_rng(1))
-    assert (times == again).all()
-
-
-def test_a_short_job_may_see_no_failure():
-    times = draw_failure_times(EmpiricalFailures((28.0,)), 28, np.random.default_rng(0))
-    assert times.shape == (0,)
-
-
-def test_an_even_history_by_hand():
-    times = draw_failure_times(EmpiricalFailures((10.0,)), 35, np.random.default_rng(0))
-    assert times.tolist() == [10, 20, 30]
 
 
 def test_models_that_cannot_be_are_refused():

@@ -29,44 +29,6 @@ def test_the_exponential_fit_by_hand():
     assert fit.aic == pytest.approx(2 + 2 * (3 * math.log(100 / 3) + 3))
 
 
-@pytest.mark.parametrize(
-    ("model", "fitted", "repeats"),
-    [
-        (ExponentialFailures(28), "exponential", 300),
-        (GammaFailures(2, 14), "gamma", 60),
-        (GammaFailures(0.7, 40), "gamma", 60),
-    ],
-)
-def test_intervals_hold_the_true_mtbf_as_often_as_they_say(model, fitted, repeats):
-    rng = np.random.default_rng(7)
-    fits = [fit_failures(drawn_log(model, rng), fitted) for _ in range(repeats)]
-    held = np.mean([f.mtbf_low_hours <= model.mean_hours <= f.mtbf_high_hours for f in fits])
-    # 95 %, give or take three standard errors of so many repeats.
-    assert held == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / repeats))
-    assert np.mean([f.model.mean_hours for f in fits]) == pytest.approx(28, rel=0.06)
-
-
-def test_a_fit_that_took_censored_jobs_for_failures_would_be_far_off():
-    log = drawn_log(GammaFailures(2, 14), np.random.default_rng(1), 2000)
-    assert log.num_censored > 400
-    fit = fit_failures(log, "gamma")
-    assert fit.model.shape == pytest.approx(2, rel=0.1)
-    assert fit.model.mean_hours == pytest.approx(28, rel=0.04)
-    assert fit_failures(times_to_failure(log.hours), "gamma").model.mean_hours < 24
-
-
-def test_the_gamma_fit_without_censoring_is_scipys():
-    from scipy import stats
-
-    times = GammaFailures(3, 9).draw(np.random.default_rng(2), 200)
-    shape, _, scale = stats.gamma.fit(times, floc=0)
-    fit = fit_failures(times_to_failure(times), "gamma")
-    assert fit.model.shape == pytest.approx(shape, rel=1e-4)
-    assert fit.model.scale_hours == pytest.approx(scale, rel=1e-4)
-    log_likelihood = stats.gamma.logpdf(times, shape, scale=scale).sum()
-    assert fit.aic == pytest.approx(4 - 2 * log_likelihood, rel=1e-6)
-
-
 def test_the_gamma_likelihood_of_censored_jobs_is_scipys():
     from scipy import stats
 
@@ -107,13 +69,6 @@ def test_kaplan_meier_by_hand():
     assert fit.model.mean_hours == pytest.approx(np.dot(times, weights))
     assert fit.mtbf_low_hours < fit.model.mean_hours < fit.mtbf_high_hours
     assert fit.notes == ()
-
-
-def test_a_job_that_left_when_another_failed_was_still_at_risk():
-    log = FailureLog(np.array([5.0, 5, 8]), np.array([False, True, True]))
-    times, weights = kaplan_meier(log)
-    assert times.tolist() == [5, 8]
-    assert weights == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_an_empirical_fit_says_what_the_longest_job_hides():

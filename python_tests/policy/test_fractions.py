@@ -67,33 +67,6 @@ def test_the_target_holds_for_every_strategy_whatever_the_fraction(fraction, clo
             assert strategy.expected.pls <= target * 1.001, strategy.name
 
 
-def test_a_fraction_that_is_not_one_over_a_whole_number_pays_for_its_whole_saves():
-    half, more = (planner(fraction).plan(0.02) for fraction in (0.5, 0.6))
-    assert half.strategies[4].save_every_hours == more.strategies[4].save_every_hours
-    saving = [plan.strategies[4].expected.overhead.save_hours for plan in (half, more)]
-    assert saving[1] == pytest.approx(saving[0] * 0.6 / 0.5)
-    assert not any("1/2" in note for note in half.notes)
-    [note] = [note for note in more.notes if "1/2" in note]
-    assert note == (
-        "A share of 60 % takes 2 saves for all rows, as 1/2 does; 1/2 writes 16.7 % fewer rows."
-    )
-
-
-def test_a_strategy_is_recommended_by_its_own_costs():
-    """Half of all bytes are saved whole each time: the more often, the dearer."""
-    for target, fraction, expected in (
-        (0.02, 0.125, "CPR-MFU"),
-        (0.006, 0.125, "CPR-vanilla"),
-        (0.002, 0.125, "full"),
-        (0.02, 1.0, "CPR-vanilla"),
-    ):
-        plan = planner(fraction, state_bytes=StateBytes(1e9, 1e9)).plan(target)
-        assert plan.recommended.name == expected, (target, fraction)
-        costs = {each.name: each.overhead_fraction for each in plan.strategies}
-        assert plan.recommended.overhead_fraction <= costs["full"]
-        assert f"{100 * plan.recommended.overhead_fraction:.3g} %" in plan.reason
-
-
 def test_where_a_priority_costs_more_than_full_recovery_the_reason_says_how_much():
     plan = planner(0.125, state_bytes=StateBytes(1e9, 1e9)).plan(0.006)
     full, _, vanilla, _, most_used, _ = plan.strategies

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
@@ -77,44 +76,6 @@ def test_the_figures_of_the_abstract_follow_from_costs(
 
 hours = st.floats(1e-3, 1e3)
 costs = st.builds(JobCosts, hours, hours, hours, hours)
-jobs = st.builds(JobSize, st.floats(1, 1e4), st.just(8))
-
-
-@given(costs, jobs, hours, hours)
-def test_partial_recovery_saves_exactly_what_is_lost_and_not_loaded(costs, job, mtbf, interval):
-    costs = replace(costs, load_shard_hours=costs.load_hours / 8)
-    full = full_recovery(costs, job, mtbf, interval)
-    partial = partial_recovery(costs, job, mtbf, interval)
-    assert partial.save_hours == full.save_hours
-    assert partial.total_hours <= full.total_hours
-    assert partial.lost_computation_hours == 0
-
-
-@given(costs, jobs, hours, hours, st.floats(1.01, 10))
-def test_more_failures_and_dearer_parts_cost_more(costs, job, mtbf, interval, factor):
-    for rule in (full_recovery, partial_recovery):
-        usual = rule(costs, job, mtbf, interval).total_hours
-        assert rule(costs, job, mtbf / factor, interval).total_hours > usual
-        for part in ("save_hours", "reschedule_hours"):
-            dearer = replace(costs, **{part: getattr(costs, part) * factor})
-            assert rule(dearer, job, mtbf, interval).total_hours > usual
-
-
-@given(costs, jobs, hours, st.floats(0.05, 20))
-def test_no_interval_is_better_than_youngs(costs, job, mtbf, factor):
-    young = young_interval_hours(costs.save_hours, mtbf)
-    best = full_recovery(costs, job, mtbf, young).total_hours
-    assert full_recovery(costs, job, mtbf, young * factor).total_hours >= best * (1 - 1e-12)
-
-
-@given(costs, jobs, hours, hours, st.sampled_from([60.0, 1 / 24]))
-def test_the_share_does_not_depend_on_the_unit_of_time(costs, job, mtbf, interval, unit):
-    scaled = JobCosts(**{name: value * unit for name, value in vars(costs).items()})
-    scaled_job = JobSize(job.total_hours * unit, job.num_shards)
-    for rule in (full_recovery, partial_recovery):
-        assert rule(scaled, scaled_job, mtbf * unit, interval * unit).fraction_of(
-            scaled_job
-        ) == pytest.approx(rule(costs, job, mtbf, interval).fraction_of(job))
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])

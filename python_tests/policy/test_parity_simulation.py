@@ -15,32 +15,8 @@ def told(*losses):
     return [groups.lose(hour, shards) for hour, shards in losses]
 
 
-def test_one_loss_at_a_time_needs_no_store():
-    assert told((0.0, [0]), (1.0, [1]), (2.5, [2])) == [NOTHING] * 3
-
-
 def test_a_second_loss_of_the_group_in_time_does():
     assert told((0.0, [0]), (0.9, [1])) == [NOTHING, {0, 1}]
-
-
-def test_a_loss_in_another_group_does_not():
-    assert told((0.0, [0]), (0.9, [4])) == [NOTHING, NOTHING]
-
-
-def test_two_of_a_group_at_once_do_and_others_that_lack_rows_get_them_by_parity():
-    assert told((0.0, [8]), (0.5, [0, 1])) == [NOTHING, {0, 1}]
-    assert told((0.0, [0, 1, 8]), (1.0, [8])) == [{0, 1}, NOTHING]
-    assert told((0.0, [0, 1, 8]), (0.9, [9])) == [{0, 1}, {9}]
-
-
-def test_a_replacement_lost_again_starts_the_time_anew():
-    assert told((0.0, [0]), (0.9, [0]), (1.8, [1])) == [NOTHING, NOTHING, {0, 1}]
-    assert told((0.0, [0]), (0.9, [0]), (1.9, [1])) == [NOTHING] * 3
-
-
-def test_after_the_store_a_group_is_not_protected_until_it_is_encoded_again():
-    assert told((0.0, [0]), (0.5, [1]), (1.4, [2])) == [NOTHING, {0, 1}, {2}]
-    assert told((0.0, [0]), (0.5, [1]), (1.5, [2])) == [NOTHING, {0, 1}, NOTHING]
 
 
 def test_a_job_by_hand():

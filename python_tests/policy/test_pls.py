@@ -44,11 +44,6 @@ def test_it_is_the_share_of_all_shard_samples_whose_effect_failures_took(events)
     assert 0 <= portion_of_lost_samples(lost, total, num_shards) <= 1
 
 
-def test_losing_every_shard_of_a_run_that_never_saved_loses_everything():
-    assert portion_of_lost_samples(8 * 1000, 1000, 8) == 1
-    assert portion_of_lost_samples(0, 1000, 8) == 0
-
-
 @pytest.mark.parametrize("given", [(-1, 10, 2), (0, 0, 2), (0, 10, 0)])
 def test_what_cannot_be_is_refused_with_its_values(given):
     with pytest.raises(UsageError) as refusal:
@@ -70,15 +65,6 @@ def test_the_running_account_adds_up_failures_of_several_shards():
 # By hand: a job of 100 h, 10 shards, 2 of them lost every 25 h, saved every 20 h.
 # A failure finds a shard 10 h after its save on average: 4 failures * 2 shards * 10 / (100 * 10).
 JOB = JobSize(total_hours=100, num_shards=10, shards_per_failure=2)
-
-
-def test_the_expectation_by_hand():
-    assert expected_pls(JOB, 25, 20) == pytest.approx(0.08)
-    assert exact_expected_pls(JOB, 25, 20) == pytest.approx(0.08)
-    # Saved at 80 h only: (80*40 + 20*10) / 100 = 34 h since the save on average.
-    assert exact_expected_pls(JOB, 25, 80) == pytest.approx(4 * 2 * 34 / 1000)
-    # Never saved: half the job.
-    assert exact_expected_pls(JOB, 25, 1000) == pytest.approx(4 * 2 * 50 / 1000)
 
 
 def test_the_interval_for_a_target_by_hand():
@@ -103,28 +89,11 @@ def test_the_interval_for_a_target_keeps_to_it(job, mtbf, target):
     assert expected_pls(job, mtbf, interval) <= target * (1 + 1e-12)
 
 
-@given(jobs, st.floats(0.1, 1e4), st.integers(1, 1000))
-def test_the_papers_expectation_is_exact_where_the_interval_divides_the_job(job, mtbf, saves):
-    interval = job.total_hours / saves
-    assert exact_expected_pls(job, mtbf, interval) == pytest.approx(
-        expected_pls(job, mtbf, interval)
-    )
-
-
 @given(jobs, st.floats(0.1, 1e4), st.floats(1e-2, 1e5))
 def test_what_is_lost_once_is_a_share_and_never_above_pls(job, mtbf, interval):
     once = expected_share_lost_once(job, mtbf, interval)
     assert 0 <= once <= 1
     assert once <= exact_expected_pls(job, mtbf, interval) * (1 + 1e-9)
-
-
-def test_what_is_lost_once_by_hand():
-    # Every shard fails all the time and nothing is saved: everything is lost, but only once.
-    assert expected_share_lost_once(JobSize(10, 4, 4), 1e-3, 100) == pytest.approx(1, abs=1e-3)
-    # Rare failures: both accounts agree.
-    assert expected_share_lost_once(JOB, 1e6, 20) == pytest.approx(
-        exact_expected_pls(JOB, 1e6, 20), rel=1e-4
-    )
 
 
 @pytest.mark.parametrize("target", [0, -0.1, 1.5, float("nan")])

@@ -10,7 +10,6 @@ from cpr_ext.state.table import shard_row_range
 NUM_SHARDS = 4
 OPTIONS = {
     "num_shards": NUM_SHARDS,
-    "consistency": "step",
     "when_busy": "wait",
     "schedule": cpr_ext.EverySteps(3),
 }
@@ -30,10 +29,10 @@ def wipe(run, shards):
 
 
 def make_garbage_of_all_but(directory: Path, shard: int) -> int:
-    """Ruin every data file outside one shard's directory; returns how many."""
+    """Ruin every data file that is not of one shard; returns how many."""
     ruined = 0
     for path in directory.rglob("*"):
-        if path.is_file() and path.name != "LOCK" and path.parent.name != f"shard-{shard:05d}":
+        if path.is_file() and path.name != "LOCK" and f"-{shard:05d}-" not in path.name:
             path.write_bytes(b"garbage")
             ruined += 1
     return ruined

@@ -1,7 +1,6 @@
 """Full recovery goes back to a single step."""
 
 import pytest
-import torch
 
 import cpr_ext
 from cpr_ext.errors import StoreError
@@ -10,9 +9,7 @@ from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,
     assert_same,
-    make_indices,
     shard_records,
-    train_step,
 )
 from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, wipe
 
@@ -41,20 +38,6 @@ def test_full_recovery_goes_back_to_one_step_and_training_from_there_equals_an_u
     straight.checkpointer.close()
 
 
-def test_full_recovery_restores_the_state_of_its_step_in_a_fresh_process_too(tmp_path):
-    options = {**OPTIONS, "priority": cpr_ext.AllRows()}
-    run = Trained(tmp_path, **options)
-    states = {}
-    for _ in range(9):
-        run.train(1)
-        states[run.checkpointer.step_count] = run.state()
-    run.die()
-    fresh = Trained(tmp_path, seed=3, **options)
-    report = fresh.checkpointer.recover(mode="full")
-    assert_same(fresh.state(), states[report.step])
-    fresh.checkpointer.close()
-
-
 def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_back(tmp_path):
     options = {**OPTIONS, "priority": cpr_ext.MostFrequentlyUsed(0.05)}
     run = Trained(tmp_path, {"a": (100, 4)}, lookups=50, **options)
@@ -64,14 +47,14 @@ def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_ba
     run.checkpointer.wait()
     numbers = {record.snapshot for _, record, _ in shard_records(run.store)}
     assert numbers == {1, 2, 3, 4}
-    points = [record.snapshot for record in run.store.dense.segments if record.is_complete]
+    points = [record.snapshot for record in run.store.manifest.dense if record.is_complete]
     assert points == [1]
     report = run.checkpointer.recover(mode="full")
     assert report.step == 1
     assert_same(run.state(), at_one)
     assert {record.snapshot for _, record, _ in shard_records(run.store)} == {1}
     assert {path.name for path in tmp_path.rglob("*.safetensors")} == {
-        "00000001-base.safetensors",
+        *(f"00000001-{shard:05d}-base.safetensors" for shard in range(NUM_SHARDS)),
         "00000001-dense.safetensors",
     }
     run.die()
@@ -87,38 +70,20 @@ def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_ba
 def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing(tmp_path):
     run = Trained(
         tmp_path,
-        {"a": (3000, 8)},
+        {"a": (6000, 8)},
         num_shards=NUM_SHARDS,
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         schedule=cpr_ext.EverySteps(100),
     )
-    run.train(30)  # a base captured over several steps
+    run.train(2)  # a base captured over several steps
     run.checkpointer.wait()
     before, segments = run.state(), [record for _, record, _ in shard_records(run.store)]
-    assert not run.store.dense.segments[-1].is_complete
+    assert not run.store.manifest.dense[-1].is_complete
     with pytest.raises(StoreError, match=r"no full-recovery point.*AllRows"):
         run.checkpointer.recover(mode="full")
     assert_same(run.state(), before)
     assert [record for _, record, _ in shard_records(run.store)] == segments
     run.train(1)
-    run.checkpointer.close()
-
-
-@pytest.mark.parametrize(("fraction", "is_complete"), [(0.05, False), (0.5, True)])
-def test_a_sampler_makes_a_full_recovery_point_if_all_rows_that_changed_fit_its_budget(
-    tmp_path, fraction, is_complete
-):
-    run = Trained(
-        tmp_path,
-        {"a": (100, 4)},
-        lookups=5,
-        **OPTIONS,
-        priority=cpr_ext.SubSampledUsed(fraction=fraction, period=1000),
-    )
-    run.train(4)
-    run.checkpointer.wait()
-    assert run.store.dense.segments[-1].last_step == 4
-    assert run.store.dense.segments[-1].is_complete == is_complete
     run.checkpointer.close()
 
 
@@ -128,15 +93,15 @@ def test_rows_that_momentum_moves_keep_a_snapshot_from_being_a_full_recovery_poi
     with run.checkpointer.tracking_paused():
         run.train(3)
     run.checkpointer.wait()
-    assert run.store.dense.segments[-1].last_step == 4
-    assert [record.is_complete for record in run.store.dense.segments] == [True, False]
+    assert run.store.manifest.dense[-1].last_step == 4
+    assert [record.is_complete for record in run.store.manifest.dense] == [True, False]
     run.checkpointer.close()
 
 
 def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
     run = Trained(
         tmp_path,
-        {"a": (3000, 8)},
+        {"a": (6000, 8)},
         num_shards=8,
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
     )
@@ -146,20 +111,6 @@ def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
         with pytest.raises(StoreError, match="nothing"):
             run.checkpointer.recover(mode=mode)
     run.train(1)
-    run.checkpointer.close()
-
-
-def test_going_back_drops_per_row_state_that_the_optimizer_has_made_since(tmp_path):
-    run = Trained(tmp_path, optimizer="adam", **OPTIONS)
-    before = run.state()
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
-    with run.checkpointer.tracking_paused():
-        generator = torch.Generator().manual_seed(0)
-        train_step(run.model, run.optimizers, make_indices(run.model, generator, 5), generator)
-    run.checkpointer.recover(mode="full")
-    assert_same(run.state(), before)
-    run.train(4)
     run.checkpointer.close()
 
 

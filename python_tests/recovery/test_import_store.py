@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.import_store import StoreAt, import_rows
-from cpr_ext.recovery.part_copy import PartCopy, part_of
-from cpr_ext.state.table import shard_row_range
+from cpr_ext.recovery.import_store import PartCopy, StoreAt, import_rows, part_of
+from cpr_ext.recovery.report import Findings
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.helpers import Trained, assert_same, copy_rows, flip, same_bits
+from python_tests.helpers import Trained, assert_same, copy_rows, same_bits
 from python_tests.tools.maintenance.stores import TABLES, recovered, trained_store
 
 
@@ -48,29 +46,6 @@ def test_any_number_of_shards_recovers_into_any_other_bit_for_bit(stores, tmp_pa
     assert_same(trained.state(), expected[2])
     trained.checkpointer.close()
     assert contents(stores[old]) == before
-
-
-def test_training_goes_on_in_the_new_store_as_it_would_have_in_the_old(stores, tmp_path):
-    shutil.copytree(stores[8], tmp_path / "old")
-    runs = []
-    for directory, shards, source in (("old", 8, None), ("new", 5, stores[8])):
-        trained = Trained(tmp_path / directory, TABLES, num_shards=shards, seed=5)
-        trained.checkpointer.recover(from_store=source)
-        trained.train(4)
-        trained.checkpointer.save("base")
-        trained.checkpointer.close()
-        runs.append(trained.state())
-    assert_same(*runs)
-    assert_same(recovered(tmp_path / "new", num_shards=5)[2], runs[1])
-
-
-def test_the_same_program_started_again_goes_on_from_its_own_store(stores, tmp_path):
-    for step in (13, 15):
-        trained = Trained(tmp_path / "new", TABLES, num_shards=5)
-        assert trained.checkpointer.recover(from_store=stores[8]).step == step
-        trained.train(2)
-        trained.checkpointer.save("base")
-        trained.checkpointer.close()
 
 
 @given(data=st.data())
@@ -122,25 +97,6 @@ def _copies(live, ranges):
         for name, whole in wholes.items()
         if ranges[name][0] < ranges[name][1]
     }
-
-
-def test_only_the_segments_and_chunks_whose_rows_are_needed_are_read(stores):
-    reader = StoreReader(stores[8])
-    store = StoreAt(reader, reader.newest())
-
-    def read(ranges):
-        findings = Findings()
-        import_rows(store, _copies(_Live(), ranges), findings)
-        return findings
-
-    everything = read({f"tables.{name}": (0, rows) for name, (rows, _) in TABLES.items()})
-    one_of_five = read({"tables.big": shard_row_range(700, 1, 5)})
-    one_table = read({"tables.mid": (0, 90)})
-    assert one_of_five.segments_read < everything.segments_read / 2
-    assert one_of_five.bytes_read < everything.bytes_read / 2
-    assert one_table.bytes_read < everything.bytes_read * 0.7
-    # Every segment of every shard holds rows of big; a tenth of the rows touches at most two.
-    assert read({"tables.big": (0, 70)}).segments_read <= 2 * 5
 
 
 CHANGES = {
@@ -205,25 +161,6 @@ def test_another_dtype_and_another_dense_layer_are_listed_too(stores, tmp_path):
             ckpt.recover(from_store=stores[5])
     assert "'tables.big' has dtype torch.float32, the model torch.float64" in str(error.value)
     assert "parameter 'linear.weight' has dtype torch.float32 and shape (2, 4)" in str(error.value)
-
-
-def test_damage_falls_back_to_the_older_state_and_is_reported(stores, tmp_path):
-    shutil.copytree(stores[8], tmp_path / "old")
-    reader = StoreReader(tmp_path / "old")
-    newest = reader.shards[2].segments[-1]
-    flip(reader.shards[2].path_of(newest), newest.header_bytes + 3)
-    trained = Trained(tmp_path / "new", TABLES, num_shards=5, seed=5)
-    report = trained.checkpointer.recover(from_store=tmp_path / "old")
-    assert [d.path.name for d in report.damaged_segments] == [newest.file]
-    # The row ids are what was damaged: which rows are older cannot be told, but how many at most.
-    assert report.rows_possibly_stale == report.damaged_segments[0].num_rows
-    sound = Trained(tmp_path / "sound", TABLES, num_shards=5, seed=5)
-    unsaved = sound.checkpointer.recover(from_store=stores[8]).rows_stale
-    sound.checkpointer.close()
-    assert report.rows_stale == unsaved == 2  # changed since they were saved, whatever was damaged
-    expected = recovered(tmp_path / "old", num_shards=8)
-    assert_same(trained.rows(), expected[1])
-    trained.checkpointer.close()
 
 
 def test_a_store_of_another_shape_is_not_rewritten_and_the_error_says_what_to_do(stores):

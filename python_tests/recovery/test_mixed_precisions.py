@@ -1,7 +1,7 @@
 """Stores of snapshots of many precisions, next to a reference that rounds by the specification.
 
-Processes train one after the other, each with a precision of its own. Between them the store is
-compacted, or its rows go to a store of another number of shards. At the end a bit of it flips.
+Processes train one after the other, each with a precision of its own. Between them the rows may go
+to a store of another number of shards. At the end a bit of it flips.
 """
 
 import tempfile
@@ -18,11 +18,9 @@ from cpr_ext.state.precision import (
     EXACT,
     PRECISIONS,
     STATE_PRECISIONS,
-    encode_rows,
     precision_of_row,
     round_rows,
 )
-from cpr_ext.tools.maintenance import compact
 from python_tests.helpers import Trained, assert_same, flipped, shard_records
 
 TABLES = {"big": (300, 16), "wide": (40, 33), "thin": (20, 2)}
@@ -47,7 +45,7 @@ class Process:
     precision: cpr_ext.Precision
     saves: list[str]
     overlap: str
-    before: str  # "nothing", "compaction" or "resharding"
+    before: str  # "nothing" or "resharding"
 
 
 processes = st.lists(
@@ -56,7 +54,7 @@ processes = st.lists(
         PRECISION,
         st.lists(st.sampled_from(["base", "partial", "partial"]), min_size=1, max_size=3),
         st.sampled_from(["never", "always"]),
-        st.sampled_from(["nothing", "nothing", "compaction", "resharding"]),
+        st.sampled_from(["nothing", "nothing", "resharding"]),
     ),
     min_size=1,
     max_size=3,
@@ -70,11 +68,9 @@ class Reference:
     Attributes:
         states: oldest first: rows of all tables as a recovery returns them, and for each table
             which rows are rounded.
-        is_merged: compaction has put rounded and exact rows into one segment.
     """
 
     states: list[tuple[dict, dict]] = field(default_factory=list)
-    is_merged: bool = False
 
     def save(self, live, changed, precision, kind):
         """Add a snapshot of the rows of ``live`` that changed."""
@@ -100,19 +96,13 @@ class Reference:
 
 
 def as_saved(arrays, precision, kind):
-    """Which rows are rounded, and all as they are saved: a row is exact as a whole."""
-    kept = torch.ones(len(arrays["weight"]), dtype=torch.bool)
+    """Which rows are rounded, and all as they are saved."""
     chosen = {}
     for name, values in arrays.items():
         wanted = precision.of_weights(kind) if name == "weight" else precision.state
         chosen[name] = precision_of_row(values.shape[1], wanted)
-        if chosen[name] != EXACT:
-            kept &= torch.from_numpy(encode_rows(values.numpy(), chosen[name])[1])
-    saved = {
-        name: torch.where(kept[:, None], round_rows(values, chosen[name]), values)
-        for name, values in arrays.items()
-    }
-    return kept & (set(chosen.values()) != {EXACT}), saved
+    saved = {name: round_rows(values, chosen[name]) for name, values in arrays.items()}
+    return torch.full((len(arrays["weight"]),), set(chosen.values()) != {EXACT}), saved
 
 
 def same(left, right):
@@ -184,10 +174,7 @@ def check(report, rows, reference):
         num_rounded += int(is_rounded.sum())
         num_unknown += int((~same(arrays, reference.newest()[0][table]) & ~told).sum())
     assert num_unknown <= report.rows_possibly_stale
-    if reference.is_merged:  # of a row there it is not known whether it was rounded
-        assert num_rounded <= report.rows_rounded <= report.rows_restored
-    else:
-        assert num_rounded == report.rows_rounded
+    assert num_rounded <= report.rows_rounded
 
 
 @given(processes, st.integers(0, 2**32))
@@ -197,10 +184,7 @@ def test_rows_are_those_of_the_snapshots_whatever_their_precisions(plan, seed):
         reference, folder = Reference(), Path(directory) / "0"
         for number, process in enumerate(plan):
             source = folder
-            if number and process.before == "compaction":
-                compact(folder)
-                reference.is_merged = True
-            elif number and process.before == "resharding":
+            if number and process.before == "resharding":
                 folder = Path(directory) / str(number)
             paths = run(process, folder, source, number, reference)
         check(*recovered(folder), reference)

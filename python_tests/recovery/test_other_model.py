@@ -47,7 +47,7 @@ def state_of(model, optimizer):
 def stored(tmp_path, request):
     """The kind of optimizer, a store of a trained model, and its state."""
     model, optimizer = make(request.param)
-    options = {"priority": cpr_ext.AllRows(), "consistency": "step"}
+    options = {"priority": cpr_ext.AllRows()}
     with cpr_ext.Checkpointer(model, optimizer, tmp_path / "old", **options) as checkpointer:
         checkpointer.recover()
         train(model, optimizer, 3)
@@ -76,20 +76,6 @@ def test_state_of_parameters_in_common_returns_and_all_else_is_named(
         checkpointer.step(8)
 
 
-@pytest.mark.parametrize("stored", OPTIMIZERS, indirect=True)
-def test_a_layer_of_another_name_takes_nothing_of_the_one_in_its_place(tmp_path, stored):
-    kind, store, before = stored
-    model, optimizer = make(kind, seed=1)
-    renamed = nn.ModuleDict({"t": model["t"], "other": model["below"]})
-    fresh = state_of(renamed, optimizer)
-    with cpr_ext.Checkpointer(renamed, optimizer, tmp_path / "new") as checkpointer:
-        checkpointer.recover(from_store=store, strict=False)
-        after = state_of(renamed, optimizer)
-    assert_same(after["t.weight"], before["t.weight"])
-    for name in ("other.weight", "other.bias"):
-        assert_same(after[name], fresh[name])
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_checkpoint_without_optimizer_state_leaves_that_of_the_model(tmp_path, kind, bare):
@@ -111,15 +97,15 @@ def test_a_checkpoint_without_optimizer_state_leaves_that_of_the_model(tmp_path,
         checkpointer.step(8)
 
 
-@pytest.mark.parametrize("stored", ["adagrad"], indirect=True)
-@pytest.mark.parametrize("many", [False, True], ids=["one store", "a list of stores"])
-def test_an_optimizer_of_another_kind_takes_no_state_of_dense_parameters(tmp_path, stored, many):
-    _, store, before = stored
-    model, optimizer = make("momentum", seed=1)
-    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "new") as checkpointer:
-        given = [store] if many else store
-        report = checkpointer.recover(from_store=given, strict=False)
-        after = state_of(model, optimizer)
-        assert_same({n: v for n, (v, _) in after.items()}, {n: v for n, (v, _) in before.items()})
-        assert [after[name][1] for name in KEPT] == [{}, {}]
-        assert any("optimizers (type, groups, parameters)" in t for t in report.differences)
+@pytest.mark.parametrize("stored", OPTIMIZERS, indirect=True)
+def test_a_layer_of_another_name_takes_nothing_of_the_one_in_its_place(tmp_path, stored):
+    kind, store, before = stored
+    model, optimizer = make(kind, seed=1)
+    renamed = nn.ModuleDict({"t": model["t"], "other": model["below"]})
+    fresh = state_of(renamed, optimizer)
+    with cpr_ext.Checkpointer(renamed, optimizer, tmp_path / "new") as checkpointer:
+        checkpointer.recover(from_store=store, strict=False)
+        after = state_of(renamed, optimizer)
+    assert_same(after["t.weight"], before["t.weight"])
+    for name in ("other.weight", "other.bias"):
+        assert_same(after[name], fresh[name])

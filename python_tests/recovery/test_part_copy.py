@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from cpr_ext.recovery.part_copy import PartCopy, part_of
+from cpr_ext.recovery.import_store import PartCopy
 from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.segment_format import ArraySpec
-from cpr_ext.storage.store_reader import StoredTable
 
 ROWS, DIM = 10, 6
 WEIGHT = ArraySpec("weight", torch.float32, (4,))
@@ -48,14 +47,6 @@ def test_state_of_one_value_per_row_becomes_the_mean_over_columns():
     assert torch.allclose(table.arrays()["sum"], torch.full((ROWS,), 5.0))
 
 
-def test_state_of_a_part_that_holds_all_the_columns_is_taken_as_it_is():
-    copy = make(part((0, ROWS), (0, DIM)), part((0, ROWS), (0, 2)))
-    assert copy.make_place(PER_ROW)
-    for _ in range(2):
-        copy.put("sum", torch.arange(ROWS), torch.full((ROWS,), 3.0))
-    assert copy.table.arrays()["sum"].tolist() == [3.0] * ROWS
-
-
 def test_state_of_any_shape_is_taken_if_the_columns_are_cut_alike():
     odd = ArraySpec("odd", torch.float64, (3, 2))
     same = make(part((0, 5), (0, 4)), part((2, ROWS), (0, 4)))
@@ -84,13 +75,3 @@ def test_an_array_without_a_place_is_named_and_left_out(array, optimizer, reason
     assert reason in misfit
     assert not copy.make_place(array)
     assert copy.misfit(WEIGHT) is None
-
-
-def test_a_table_is_its_part_or_a_whole_one():
-    rows = part((2, 5), (0, DIM))
-    live, stored = Table("x", torch.zeros(3, DIM), part=rows), StoredTable
-    assert part_of(live) == rows
-    whole = TablePart("x", (0, 3), (0, DIM), 3, DIM)
-    assert part_of(live, as_whole=True) == whole
-    assert part_of(stored("x", 3, DIM, torch.float32)) == whole
-    assert part_of(stored("x", 3, DIM, torch.float32, rows)) == rows

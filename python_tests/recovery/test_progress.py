@@ -1,24 +1,22 @@
-"""cpr_ext/recovery/progress.py."""
+"""cpr_ext/recovery/restore.py."""
 
 import logging
 
 import pytest
 
-from cpr_ext._native import native
-from cpr_ext.recovery import progress
-from python_tests.helpers import Trained
+from cpr_ext.recovery import restore
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(restore.time, "monotonic", lambda: clock[0])
     return clock
 
 
 def test_a_line_every_ten_seconds_says_how_much_is_read_and_how_long_it_takes(clock, caplog):
     caplog.set_level(logging.INFO, "cpr_ext.recovery")
-    note = progress.RecoveryProgress(80_000_000_000)
+    note = restore.RecoveryProgress(80_000_000_000)
     for clock[0], bytes_read in [
         (109.9, 15_000_000_000),
         (110.0, 16_000_000_000),
@@ -34,25 +32,7 @@ def test_a_line_every_ten_seconds_says_how_much_is_read_and_how_long_it_takes(cl
 
 def test_what_is_read_twice_does_not_count_as_left(clock, caplog):
     caplog.set_level(logging.INFO, "cpr_ext.recovery")
-    note = progress.RecoveryProgress(1_000_000_000)
+    note = restore.RecoveryProgress(1_000_000_000)
     clock[0] = 110.0
     note(1_500_000_000)
     assert caplog.messages[0].endswith("about 0 s to go")
-
-
-def test_a_recovery_notes_the_bytes_of_the_files_that_it_reads(tmp_path, monkeypatch):
-    run = Trained(tmp_path)
-    run.train(3)
-    run.checkpointer.wait()
-    restore, noted = native.restore_segments, []
-
-    def note_progress(sources, **options):
-        noted.append(options["on_progress"])
-        return restore(sources, **options)
-
-    monkeypatch.setattr(native, "restore_segments", note_progress)
-    run.checkpointer.recover()
-    (note,) = noted
-    shards = run.store.shards
-    assert note._total_bytes == sum(each.file_bytes for shard in shards for each in shard.segments)
-    run.checkpointer.close()

@@ -161,20 +161,6 @@ def test_state_of_another_optimizer_is_refused_and_left_out(tmp_path):
     ckpt.close()
 
 
-def test_a_parameter_that_no_job_has_as_a_table_is_still_refused(tmp_path):
-    old = whole_job(tmp_path / "old", "sgd")
-    save(old)
-    model = torch.nn.Module()
-    model.u, model.linear = torch.nn.Embedding(ROWS, DIM), torch.nn.Linear(DIM, 1)
-    optimizers = [torch.optim.SGD([model.u.weight], lr=0.1), torch.optim.Adam(
-        model.linear.parameters()
-    )]  # fmt: skip
-    ckpt = cpr_ext.Checkpointer(model, optimizers, tmp_path / "new", tables=[], **OPTIONS)
-    with pytest.raises(StoreError, match=r"'u\.weight' is not in the store"):
-        ckpt.recover(from_store=[tmp_path / "old"])
-    ckpt.close()
-
-
 def test_steps_that_no_store_shows_are_named(tmp_path):
     """The newest dense part is of a process without a row of the table."""
     save(*cut_job(tmp_path / "old", "adam", [(0, ROWS)]))

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.runtime.foreign_warnings import hide_foreign_warnings
+from cpr_ext.runtime.log_text import hide_foreign_warnings
 
 HIDDEN = [
     (UserWarning, "Sparse invariant checks are implicitly disabled. Memory errors"),

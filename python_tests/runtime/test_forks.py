@@ -18,7 +18,7 @@ store = sys.argv[1]
 model = torch.nn.EmbeddingBag(200_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 ckpt = cpr_ext.Checkpointer(
-    model, optimizer, store, schedule=cpr_ext.EverySteps(1), consistency="step", overlap="always"
+    model, optimizer, store, schedule=cpr_ext.EverySteps(1), overlap="always"
 )
 
 def train(steps, forward_only=False):

@@ -1,8 +1,8 @@
-"""cpr_ext/runtime/html_table.py, and what notebooks show of a report and a Checkpointer."""
+"""cpr_ext/runtime/log_text.py, and what notebooks show of a report and a Checkpointer."""
 
 from xml.etree import ElementTree
 
-from cpr_ext.runtime.html_table import html_table
+from cpr_ext.runtime.log_text import html_table
 from python_tests.helpers import Trained
 
 

@@ -34,10 +34,8 @@ torch.set_num_threads(1)
 model = nn.EmbeddingBag(300_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 options = {
-    "capture": {"overlap": "always", "consistency": "step"},
-    "commit": {"overlap": "never", "consistency": "step"},
-    "compact": {"overlap": "never", "consistency": "step",
-                "compaction": cpr_ext.CompactionOptions(0.01)},
+    "capture": {"overlap": "always"},
+    "commit": {"overlap": "never"},
 }[sys.argv[1]]
 checkpointer = cpr_ext.Checkpointer(
     model, optimizer, sys.argv[2], schedule=cpr_ext.EverySteps(1), when_busy="wait",
@@ -52,7 +50,7 @@ print(checkpointer._saver.in_flight.state)
 """
 
 
-@pytest.mark.parametrize("at", ["capture", "commit", "compact"])
+@pytest.mark.parametrize("at", ["capture", "commit"])
 def test_a_program_ends_well_that_does_not_close(tmp_path, at):
     for attempt in range(2):
         assert run_python(PROGRAM, at, tmp_path / f"store{attempt}").strip() in (
@@ -108,7 +106,7 @@ model = torch.nn.EmbeddingBag(400_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 with cpr_ext.Checkpointer(
     model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1), priority=cpr_ext.AllRows(),
-    overlap=sys.argv[2], consistency="step", compaction=cpr_ext.CompactionOptions(0.01),
+    overlap=sys.argv[2],
 ) as ckpt:
     ckpt.save("base").wait_until_done()
     for step in range(1000):
@@ -139,7 +137,7 @@ def test_a_program_that_is_interrupted_twice_ends_as_one_that_is_interrupted(
 
 def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, monkeypatch):
     others = set(threading.enumerate())  # of tests before this one
-    run = Trained(tmp_path / "store", compaction=cpr_ext.CompactionOptions(after=0.01))
+    run = Trained(tmp_path / "store")
     run.train(2)
     join = threading.Thread.join
 
@@ -164,7 +162,6 @@ def test_training_goes_on_when_the_system_has_no_threads_left(tmp_path, monkeypa
         tmp_path / "store",
         schedule=cpr_ext.EverySteps(2),
         overlap=overlap,
-        compaction=cpr_ext.CompactionOptions(after=0.01),
     )
 
     def refuse(thread):
@@ -203,13 +200,13 @@ def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch
     failed_at = run.checkpointer.step_count
     run.train(4)
     run.checkpointer.wait()
-    run.checkpointer.close()  # later snapshots were committed
+    run.checkpointer.close()  # later snapshots were committed, the next one perhaps of that step
     again = Trained(tmp_path / "store", overlap=overlap)
-    assert again.checkpointer.recover().step > failed_at
+    assert again.checkpointer.recover().step >= failed_at
     again.checkpointer.close()
 
 
-@pytest.mark.parametrize("which", [1, 2, 3])
+@pytest.mark.parametrize("which", [1, 2])
 def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
     tmp_path, monkeypatch, which
 ):
@@ -223,7 +220,7 @@ def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
 
     monkeypatch.setattr(threading.Thread, "start", refuse_one)
     model, optimizers = build({"a": (50, 4)})
-    options = {"overlap": "always", "compaction": cpr_ext.CompactionOptions(after=0.01)}
+    options = {"overlap": "always"}
     with pytest.raises(RuntimeError, match="can't start new thread"):
         cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
     monkeypatch.undo()
@@ -253,11 +250,10 @@ def test_threads_end_once_a_checkpointer_is_garbage(tmp_path, at):
         {"big": (200_000, 16)},
         schedule=cpr_ext.EverySteps(10**9),
         overlap="always",
-        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     begun = threads_of_library() - before
     names = {thread.name for thread in begun}
-    assert names == {"cpr_ext-capture", "cpr_ext-committer", "cpr_ext-compactor"}
+    assert names == {"cpr_ext-capture", "cpr_ext-committer"}
     trained.train(1)
     if at != "rest":
         trained.checkpointer.save("base")
@@ -317,7 +313,6 @@ def test_a_pause_after_an_interrupted_resume_returns():
 def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):
     done, proceed = [], threading.Event()
     committer = CommitThread()
-    committer.after_change = lambda: done.append("told")
     committer.submit(lambda: proceed.wait(10))
     future = committer.call(lambda: done.append("second"))
     known, thread = weakref.ref(committer), committer._thread
@@ -327,5 +322,5 @@ def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):
     proceed.set()
     future.result(10)
     assert end_soon([thread])
-    assert done == ["told", "second", "told"]
+    assert done == ["second"]
     assert known() is None

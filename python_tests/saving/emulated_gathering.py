@@ -13,7 +13,8 @@ import torch
 
 import cpr_ext
 from cpr_ext.saving import gathered_rows
-from cpr_ext.saving.capture_ways import CaptureWay, DeviceCopy, ShardByShard
+from cpr_ext.saving.amount import CaptureAmount
+from cpr_ext.saving.capture_ways import DeviceCopy, OneStep, Sweep
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.emulated_cases import Run, emulator
 
@@ -31,6 +32,7 @@ def start(directory, **options):
         **options,
     )
     run.save_base()
+    run.checkpointer._saver._rounds_left = 0  # of the base
     run.step(range(2000))
     return run
 
@@ -45,13 +47,13 @@ def is_copied(run):
 def held(monkeypatch):
     """Keeps the copies of a partial snapshot on the device until it is set."""
     may_go = threading.Event()
-    commit = SnapshotRows.commit
+    finish = SnapshotRows.finish
 
-    def commit_later(rows, num_samples):
+    def finish_later(rows, num_samples):
         assert rows._kind == "base" or may_go.wait(60)
-        return commit(rows, num_samples)
+        return finish(rows, num_samples)
 
-    monkeypatch.setattr(SnapshotRows, "commit", commit_later)
+    monkeypatch.setattr(SnapshotRows, "finish", finish_later)
     return may_go
 
 
@@ -70,11 +72,8 @@ def begin(run, row_ids=range(100)):
     return snapshot, weights
 
 
-@pytest.mark.parametrize("consistency", ["row", "step"])
-def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
-    tmp_path, consistency, held
-):
-    run = start(tmp_path / "s", consistency=consistency)
+def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(tmp_path, held):
+    run = start(tmp_path / "s")
     snapshot, weights = begin(run)
     assert is_copied(run)
     of_step = snapshot.first_step
@@ -154,16 +153,17 @@ def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path,
 
 
 def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path):
-    run = start(tmp_path / "s", consistency="step")
+    run = start(tmp_path / "s")
     run.checkpointer.close()
     run = Run(
         tmp_path / "t",
         schedule=cpr_ext.EverySteps(1000),
         priority=cpr_ext.AllRows(),
+        when_busy="wait",
         staging=cpr_ext.StagingOptions(**SMALL),
-        consistency="step",
     )
     run.save_base()
+    run.checkpointer._saver._rounds_left = 0  # of the base
     run.step(range(1500))
     snapshot, weights = begin(run)
     assert len(weights) == 1
@@ -221,17 +221,18 @@ def no_memory(*given):
     raise torch.cuda.OutOfMemoryError("there is none")
 
 
-@pytest.mark.parametrize("consistency", ["row", "step"])
+@pytest.mark.parametrize("when_busy", ["delay", "wait"])
 @pytest.mark.parametrize("why", ["limit", "no memory", "never"])
-def test_without_memory_rows_are_captured_from_the_tables(tmp_path, consistency, why, monkeypatch):
+def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, why, monkeypatch):
+    monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: False)
     if why == "no memory":
         monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
-    run = start(tmp_path / "s", consistency=consistency, staging=staging)
+    run = start(tmp_path / "s", when_busy=when_busy, staging=staging)
     snapshot, _ = begin(run)
-    instead = {"row": ShardByShard, "step": CaptureWay}[consistency]
+    instead = {"delay": Sweep, "wait": OneStep}[when_busy]
     assert type(run.checkpointer._saver._way) is instead
-    if consistency == "step":
+    if when_busy == "wait":
         assert not snapshot.has_rows_left, "rows of one step wait, and may change"
     run.checkpointer.wait()
     assert snapshot.state == "committed"
@@ -248,7 +249,7 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
 
     def noted(*given):
         source = gathered(*given)
-        copies.extend(weakref.ref(array) for array in source.arrays.values())
+        copies.extend(weakref.ref(array) for array in source.of.arrays.values())
         return source
 
     monkeypatch.setattr(gathered_rows, "_gathered", noted)

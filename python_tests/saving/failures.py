@@ -12,7 +12,6 @@ from python_tests.helpers import Trained, assert_same, copy_rows, shard_records
 NUM_SHARDS = 2
 OPTIONS = {
     "num_shards": NUM_SHARDS,
-    "consistency": "step",
     "schedule": cpr_ext.EverySteps(1000),
     "rebase_after": None,
 }
@@ -85,31 +84,4 @@ def fail_and_go_on(run, break_it, mend_it, cause, match, *, changes=()):
     run.checkpointer.save("base")
     assert run.checkpointer.wait()
     run.checkpointer.close()  # good snapshots were committed since
-    assert_earlier_snapshots_load(run, rows)
-
-
-def fail_and_go_on_after_one_shard(run, break_it, mend_it, cause, match):
-    """As fail_and_go_on, for failures of shard 1: shard 0 commits on its own."""
-    run.checkpointer.save("partial")
-    run.checkpointer.wait()
-    run.train(2)
-    before = tracker_state(run.checkpointer)
-    break_it()
-    run.checkpointer.save("partial")
-    with pytest.raises(SnapshotError, match="snapshot 3 failed") as failure:
-        run.checkpointer.wait()
-    assert isinstance(failure.value.__cause__, cause)
-    assert match in str(failure.value.__cause__)
-    after = tracker_state(run.checkpointer)
-    for name, (rows, counts) in before.items():
-        half = next(t for t in run.checkpointer.tables if t.name == name).num_embeddings // 2
-        assert [row for row in after[name][0] if row >= half] == [r for r in rows if r >= half]
-        if counts is not None:
-            assert after[name][1][half:] == counts[half:]
-    mend_it()
-    run.train(1)
-    run.checkpointer.save("base")
-    assert run.checkpointer.wait()
-    rows = run.rows()
-    run.checkpointer.close()
     assert_earlier_snapshots_load(run, rows)

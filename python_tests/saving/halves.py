@@ -28,7 +28,7 @@ class Steps(Trained):
             optimizer.step()
 
     def newest(self):
-        return self.store.dense.segments[-1]
+        return self.store.manifest.dense[-1]
 
     def assert_recovers(self, expected, step):
         """A new process goes back to exactly this state, which is of that step."""

@@ -12,12 +12,15 @@ from torch import nn
 import cpr_ext
 from cpr_ext.checkpointer import dense_capture
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
+from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.tracking.inventory import Inventory
 from python_tests.helpers import (
     Trained,
     copy_rows,
     differences,
+    make_indices,
     short_windows,
+    train_step,
 )
 from python_tests.saving.captured import (
     OPTIONS,
@@ -46,9 +49,8 @@ def test_gradient_accumulation_is_exact(
         [optimizer, dense],
         tmp_path_factory.mktemp("store"),
         overlap="always",
-        consistency="step",
         schedule=cpr_ext.EverySteps(1000),
-        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10, copy_on_write_bytes=8192),
+        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10),
     )
     rows = {}
     with short_windows():
@@ -77,7 +79,7 @@ def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
     # The looked-up rows' gradients are 10,000 times as large as the rows.
     optimizer = torch.optim.SGD(table.parameters(), lr=1e-5)
     checkpointer = cpr_ext.Checkpointer(
-        nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
+        nn.Sequential(table, linear), optimizer, tmp_path, overlap="always",
         staging=cpr_ext.StagingOptions(slot_bytes=36 << 10), schedule=cpr_ext.EverySteps(1000),
     )  # fmt: skip
     rows = {}
@@ -106,7 +108,7 @@ def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
 
         table.weight.register_post_accumulate_grad_hook(update)
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizers, tmp_path, overlap="always", consistency="step",
+        model, optimizers, tmp_path, overlap="always",
         schedule=cpr_ext.EverySteps(1000), staging=cpr_ext.StagingOptions(slot_bytes=36 << 10),
     )  # fmt: skip
     rows = {}
@@ -121,11 +123,12 @@ def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
     checkpointer.close()
 
 
-@pytest.mark.parametrize("consistency", ["row", "step"])
-def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path, consistency):
-    run = Trained(tmp_path, TABLES, consistency=consistency, **OPTIONS)
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path, monkeypatch, fits):
+    monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: fits)
+    run = Trained(tmp_path, TABLES, **OPTIONS)
     with short_windows():
-        run.train(2)
+        run.train(1 if fits else 2)
         assert run.checkpointer._saver.in_flight.state == "capturing"
         with torch.no_grad():
             run.model.tables["a"].weight[5] = 1.0  # while the window is open
@@ -140,7 +143,7 @@ def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path,
 
 
 def test_weights_may_be_clipped_after_the_optimizers_step_in_a_snapshot_over_many_steps(tmp_path):
-    run = Trained(tmp_path, TABLES, consistency="row", **OPTIONS)
+    run = Trained(tmp_path, TABLES, **OPTIONS)
     clip = run.optimizers[0].register_step_post_hook(
         lambda *_: [t.weight.data.clamp_(-1, 1) for t in run.model.tables.values()]
     )
@@ -154,7 +157,7 @@ def test_weights_may_be_clipped_after_the_optimizers_step_in_a_snapshot_over_man
 
 def test_a_compiled_optimizer_step_is_not_captured_torn(tmp_path):
     """Whether the hooks run inside a compiled step or not, what is committed is exact."""
-    run = Trained(tmp_path, TABLES, consistency="step", optimizer="sgd", **OPTIONS)
+    run = Trained(tmp_path, TABLES, optimizer="sgd", **OPTIONS)
     optimizer = run.optimizers[0]
     plain = type(optimizer).step
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
@@ -191,21 +194,8 @@ def test_tables_that_cannot_be_captured_meanwhile_are_captured_in_step(tmp_path)
         cpr_ext.Checkpointer(model, optimizers, tmp_path / "y", overlap="sometimes")
 
 
-def test_a_snapshot_of_one_step_holds_training_where_rows_move_without_a_lookup(tmp_path, caplog):
-    caplog.set_level("INFO", "cpr_ext")
-    run = Trained(tmp_path, TABLES, optimizer="adam", consistency="step", **OPTIONS)
-    with short_windows():
-        run.train(1)
-        assert run.checkpointer._saver.in_flight.state == "captured"
-        assert "Adam, as it is set, changes rows of table 'tables.a'" in caplog.text
-        run.train(2)  # the first step made the optimizer's state: a new base
-    run.checkpointer.wait()
-    assert run.checkpointer.metrics.failed_snapshots == 0
-    run.checkpointer.close()
-
-
 def test_a_lost_shard_is_recovered_while_a_snapshot_is_being_captured(tmp_path):
-    run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
+    run = Trained(tmp_path, TABLES, **OPTIONS)
     with short_windows():
         train_until_captured(run)
         run.checkpointer.wait()
@@ -240,14 +230,15 @@ def test_the_capturing_thread_and_the_hooks_end_with_the_checkpointer(tmp_path):
 
 
 def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeypatch):
-    run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
+    monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: True)
+    run = Trained(tmp_path, TABLES, **OPTIONS)
     with short_windows():
         run.train(1)
-        keep = run.checkpointer._saver.in_flight.copy_before_change
+        capture = run.checkpointer._saver.in_flight.capture_rows
         monkeypatch.setattr(
             run.checkpointer._saver.in_flight,
-            "copy_before_change",
-            lambda *arguments: (time.sleep(0.1), keep(*arguments)),
+            "capture_rows",
+            lambda *arguments, **options: (time.sleep(0.1), capture(*arguments, **options))[1],
         )
         run.train(1)
     assert run.checkpointer.metrics.max_stall_seconds >= 0.1
@@ -265,11 +256,10 @@ def test_a_table_in_a_larger_piece_of_memory_is_captured_in_step(tmp_path):
         assert plain._saver._overlap is None
 
 
-@pytest.mark.parametrize("consistency", ["row", "step"])
 def test_no_step_waits_for_rows_and_copies_the_dense_part_of_a_snapshot_over_many_steps(
-    tmp_path, monkeypatch, consistency
+    tmp_path, monkeypatch
 ):
-    run = Trained(tmp_path, TABLES, consistency=consistency, **OPTIONS)
+    run = Trained(tmp_path, TABLES, **OPTIONS)
     saver, log = run.checkpointer._saver, []
     for place, name in ((dense_capture, "capture_dense"), (Inventory, "look")):
         monkeypatch.setattr(place, name, noting(log, getattr(place, name)))
@@ -279,49 +269,30 @@ def test_no_step_waits_for_rows_and_copies_the_dense_part_of_a_snapshot_over_man
         while snapshot.state == "capturing":
             log.append(f"rows left: {snapshot.has_rows_left}")
             run.train(1)
-    at = log.index("capture_dense")
-    assert log[at - 1] == "look"  # what no row holds is looked up as of the same step
+    # What no row holds is looked up as of the same step.
+    assert log[-3:] == ["rows left: False", "look", "capture_dense"]
     assert log.count("capture_dense") == 1
-    if consistency == "row":
-        assert log[-3:] == ["rows left: False", "look", "capture_dense"]
-    else:
-        assert at < log.index("rows left: True")
     run.checkpointer.close()
 
 
-@pytest.mark.filterwarnings("ignore:a gradient that waits")
-@pytest.mark.parametrize("consistency", ["row", "step"])
-def test_a_gradient_that_waits_where_the_dense_part_is_copied_is_of_no_complete_snapshot(
-    tmp_path, consistency
+def test_a_snapshot_of_one_step_has_the_dense_part_first_and_waits_for_its_rows(
+    tmp_path, monkeypatch
 ):
-    """Every other step leaves one. No row changes, so the rows alone would always be complete."""
-    model = nn.Sequential(nn.EmbeddingBag(20_000, 8, sparse=True), nn.Linear(8, 1))
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in model]
-    checkpointer = cpr_ext.Checkpointer(
-        *(model, optimizers, tmp_path),
-        overlap="always",
-        consistency=consistency,
-        priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(5),
-        retention=cpr_ext.Retention(full_recovery_points=20),
-        save_at_close=False,
-    )
-    checkpointer.recover()
-    found = {}
-    for step in range(1, 61):
-        model[1](model[0](torch.tensor([[step]])).detach()).sum().backward()
-        if step % 2 == 0:
-            optimizers[1].step(), optimizers[1].zero_grad()
-        checkpointer.step()
-        snapshot = checkpointer._saver.in_flight
-        if snapshot is not None and snapshot.state != "capturing":
-            snapshot.wait_until_done()
-        found.update({p.last_step: p.is_complete for p in checkpointer.store.dense.segments})
-    checkpointer.close()
-    kinds = {(step % 2, is_complete) for step, is_complete in found.items()}
-    if consistency == "row":  # those of one may be of several steps, on a busy machine
-        kinds.discard((0, False))
-    assert kinds == {(0, True), (1, False)}
+    monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: True)
+    run = Trained(tmp_path, TABLES, optimizer="adam", **OPTIONS)
+    with short_windows():
+        run.train(1)
+        snapshot, rows = run.checkpointer._saver.in_flight, run.rows()
+        assert snapshot.first_step == snapshot.last_step == 1
+        assert snapshot.has_rows_left
+        generator = torch.Generator().manual_seed(3)
+        indices = make_indices(run.model, generator, 30)
+        train_step(run.model, run.optimizers, indices, generator)
+        assert not snapshot.has_rows_left
+        assert run.checkpointer._saver.in_flight is snapshot
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, {1: rows})
+    run.checkpointer.close()
 
 
 def noting(log, method):

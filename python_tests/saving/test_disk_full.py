@@ -111,7 +111,7 @@ def test_the_failure_is_told_at_the_next_step(small_disk):
 def with_history(directory, **options):
     """A run with full-recovery points on three bases."""
     retention = Retention(full_recovery_points=5, **options)
-    trained = run(directory, consistency="step", retention=retention)
+    trained = run(directory, retention=retention)
     trained.train(1)
     trained.checkpointer.wait()
     for _ in range(2):
@@ -124,35 +124,13 @@ def with_history(directory, **options):
 @pytest.mark.parametrize("allowed", [False, True])
 def test_history_gives_way_to_the_next_snapshot_if_that_is_allowed(small_disk, allowed):
     trained = with_history(small_disk / "store", release_when_full=allowed)
-    assert len(trained.store.dense.segments) == 3
+    assert sum(r.kind == "base" for r in trained.store.manifest.shards[0]) == 3
     fill(small_disk, 100_000)  # the next base has no room, unless two old ones go
     assert not save(trained, "base")
     assert save(trained, "base") is allowed
-    assert len(trained.store.dense.segments) == (2 if allowed else 3)
+    bases = [r for r in trained.store.manifest.shards[0] if r.kind == "base"]
+    assert len(bases) == (2 if allowed else 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trained.die()
     assert verify(small_disk / "store").is_sound
-
-
-def test_compaction_without_room_is_reported_and_leaves_everything(small_disk):
-    trained = run(
-        small_disk / "store",
-        compaction=cpr_ext.CompactionOptions(after=0.01),
-        retention=Retention(full_recovery_points=0),
-    )
-    trained.train(1)
-    trained.checkpointer.wait()
-    trained.train(3)
-    fill(small_disk, 180_000)
-    assert save(trained)  # a partial snapshot has room, a merged base has not
-    assert trained.checkpointer._saver.outcomes._compactor.wait(30)
-    with pytest.warns(SnapshotFailedWarning, match=r"compaction failed.*No space left"):
-        trained.train(1)
-    assert verify(small_disk / "store").is_sound
-    (small_disk / "filler").unlink()
-    assert save(trained)
-    assert trained.checkpointer._saver.outcomes._compactor.wait(30)
-    trained.train(1)
-    assert trained.checkpointer.metrics.compactions > 0
-    trained.checkpointer.close()

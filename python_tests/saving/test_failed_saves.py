@@ -18,7 +18,6 @@ from python_tests.helpers import Trained, assert_same, run_python
 from python_tests.saving.failures import (
     OPTIONS,
     fail_and_go_on,
-    fail_and_go_on_after_one_shard,
     tracker_state,
 )
 
@@ -35,31 +34,19 @@ def run(tmp_path):
         run.checkpointer._release()
 
 
-def test_a_shard_directory_that_became_a_file_fails_the_save_and_nothing_else(run):
-    shard = run.store.directory / "shard-00001"
+def test_a_directory_of_segments_that_became_a_file_fails_the_save_and_nothing_else(run):
+    segments = run.store.segments
     hidden = run.store.directory / "hidden"
 
     def break_it():
-        shard.rename(hidden)
-        shard.write_text("not a directory")
+        segments.rename(hidden)
+        segments.write_text("not a directory")
 
     def mend_it():
-        shard.unlink()
-        hidden.rename(shard)
+        segments.unlink()
+        hidden.rename(segments)
 
-    fail_and_go_on_after_one_shard(run, break_it, mend_it, StoreError, "shard-00001' was moved")
-
-
-def test_a_removed_shard_directory_fails_the_save_and_nothing_else(run, tmp_path):
-    shard = run.store.directory / "shard-00001"
-    hidden = tmp_path / "hidden"
-    fail_and_go_on_after_one_shard(
-        run,
-        lambda: shard.rename(hidden),
-        lambda: hidden.rename(shard),
-        StoreError,
-        "shard-00001' was moved",
-    )
+    fail_and_go_on(run, break_it, mend_it, StoreError, "segments' was moved")
 
 
 def test_a_nan_row_is_named_and_does_not_replace_its_last_good_state(run):
@@ -202,9 +189,7 @@ def test_sparse_momentum_fails_the_snapshot_with_the_remedy_and_training_goes_on
         cpr_ext.Checkpointer(model, optimizer, tmp_path / "store")
     assert not (tmp_path / "store").exists()
     optimizer.param_groups[0]["momentum"] = 0  # and sets it later
-    checkpointer = cpr_ext.Checkpointer(
-        model, optimizer, tmp_path, schedule=cpr_ext.EverySteps(2), consistency="step"
-    )
+    checkpointer = cpr_ext.Checkpointer(model, optimizer, tmp_path, schedule=cpr_ext.EverySteps(2))
     optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.warns(SnapshotFailedWarning, match=r"momentum_buffer.*without m"):  # noqa: PT031
         for _ in range(5):
@@ -241,7 +226,7 @@ def test_a_diverged_row_that_a_priority_has_to_rank_fails_the_snapshot_not_the_t
 
 
 def test_a_failed_first_base_is_tried_again_by_schedule_not_at_every_step(tmp_path):
-    run = Trained(tmp_path, optimizer="sgd", consistency="step", schedule=cpr_ext.EverySteps(4))
+    run = Trained(tmp_path, optimizer="sgd", schedule=cpr_ext.EverySteps(4))
     weight = run.model.tables["big"].weight.data
     good, weight[0, 0] = weight[0, 0].item(), float("nan")
     begun = []
@@ -303,7 +288,7 @@ from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
 from python_tests.helpers import Trained, assert_same
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = Trained(
-    sys.argv[1], {"a": (2000, 8)}, optimizer="sgd", consistency="step", num_shards=2,
+    sys.argv[1], {"a": (2000, 8)}, optimizer="sgd", num_shards=2,
     schedule=cpr_ext.EverySteps(1000),
     staging=cpr_ext.StagingOptions(direct_io=sys.argv[2] == "direct"),
 )
@@ -324,7 +309,8 @@ before = run.state()
 run.train(1)
 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 names = sorted(path.name for path in run.store.directory.rglob("*.safetensors"))
-assert names == ["00000001-base.safetensors"] * 2 + ["00000001-dense.safetensors"], names
+of_shards = [f"00000001-{shard:05d}-base.safetensors" for shard in range(2)]
+assert names == [*of_shards, "00000001-dense.safetensors"], names
 run.checkpointer.save("base")
 assert run.checkpointer.wait()
 rows = run.rows()

@@ -59,7 +59,6 @@ def small():
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, schedule=500), "schedule is 500"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, priority=cpr_ext.AllRows), "priority is"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, num_shards=1.5), "num_shards is 1.5"),
-        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, consistency="rows"), "allowed: row, step"),
         (
             lambda m, o, d: cpr_ext.Checkpointer(
                 m, o, d, staging=cpr_ext.StagingOptions(slot_bytes=1000)

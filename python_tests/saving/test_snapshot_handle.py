@@ -8,7 +8,7 @@ from python_tests.helpers import Trained
 
 @pytest.fixture
 def run(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(1000), consistency="step")
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(1000))
     yield run
     run.checkpointer.close()
 
@@ -22,7 +22,8 @@ def test_a_committed_snapshot_names_its_step_and_its_bytes(run):
     assert handle.is_done
     assert (handle.state, handle.kind, handle.step, handle.error) == ("committed", "base", 3, None)
     assert handle.is_complete
-    newest = [manifest.segments[-1] for manifest in (*run.store.shards, run.store.dense)]
+    manifest = run.store.manifest
+    newest = [records[-1] for records in (*manifest.shards, manifest.dense)]
     assert {record.snapshot for record in newest} == {handle.number}
     assert handle.file_bytes == sum(record.file_bytes for record in newest)
 

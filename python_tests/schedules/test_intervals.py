@@ -64,18 +64,7 @@ def test_snapshots_follow_each_other_and_keep_to_the_bandwidth(tmp_path, monkeyp
     run.checkpointer.close()
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_an_interval_of_no_steps_is_refused(steps):
-    with pytest.raises(UsageError, match=rf"EverySteps.steps is {steps}; it must be at least 1"):
-        EverySteps(steps)
-
-
 @pytest.mark.parametrize("seconds", [0, -0.5, float("nan")])
 def test_an_interval_of_no_time_is_refused(seconds):
     with pytest.raises(UsageError, match=rf"EverySeconds\({seconds}\): .* positive"):
         EverySeconds(seconds)
-
-
-def test_schedules_are_values():
-    assert EverySteps(3) | EverySeconds(2) == EverySteps(3) | EverySeconds(2)
-    assert EverySteps(3) != EverySteps(4)

@@ -9,15 +9,18 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import NanError, StoreError
+from cpr_ext.state.dense_schema import pack, unpack
 from cpr_ext.state.dense_state import (
     DensePart,
     capture_dense,
     refuse_nan,
     restore_dense,
+    restore_optimizers,
+    shared_optimizers,
 )
-from cpr_ext.state.optimizer_states import restore_optimizers
+from cpr_ext.state.grown_buffers import copy_unsaved_buffers, restore_unsaved_buffers
 from cpr_ext.state.table import find_tables
-from python_tests.helpers import assert_same, clone, copy_state, differences
+from python_tests.helpers import assert_same, clone, copy_state, differences, same_bits
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -166,6 +169,69 @@ def test_parameters_keep_their_memory():
     assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
 
 
+LIVE_TENSORS = {
+    "a setting": lambda rate: torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=rate),
+    "in a tuple": lambda rate: torch.optim.SGD(
+        [{"params": nn.Parameter(torch.ones(2)), "x": (rate,)}]
+    ),
+    "of two groups": lambda rate: torch.optim.SGD(
+        [{"params": nn.Parameter(torch.ones(2))}, {"params": nn.Parameter(torch.ones(2))}], lr=rate
+    ),
+}
+
+
+@pytest.mark.parametrize("place", LIVE_TENSORS)
+def test_a_setting_goes_into_the_tensor_that_the_loop_holds(place):
+    """As in ``rate = torch.tensor(0.1)``, ``SGD(p, lr=rate)``, then ``rate.mul_(0.9)``."""
+    saved, live = torch.tensor(0.05), torch.tensor(0.1)
+    part = capture_dense(nn.Module(), [LIVE_TENSORS[place](saved)], [], None)
+    optimizer = LIVE_TENSORS[place](live)
+    restore_dense(part, nn.Module(), [optimizer], [])
+    live.mul_(2)
+    for group in optimizer.param_groups:
+        assert group.get("x", [group["lr"]])[0] == live == 0.1
+
+
+def test_groups_that_share_a_tensor_get_the_values_that_each_had():
+    source = LIVE_TENSORS["of two groups"](torch.tensor(0.1))
+    source.param_groups[1]["lr"] = torch.tensor(0.2)
+    part = capture_dense(nn.Module(), [source], [], None)
+    target = LIVE_TENSORS["of two groups"](torch.tensor(0.3))
+    restore_dense(part, nn.Module(), [target], [])
+    assert [group["lr"] for group in target.param_groups] == [torch.tensor(0.1), torch.tensor(0.2)]
+
+
+def test_an_unsaved_buffer_of_a_worker_keeps_its_memory():
+    model = nn.Module()
+    model.register_buffer("seen", torch.tensor([3]), persistent=False)
+    skeleton, tensors = copy_unsaved_buffers(model, [])
+    held = model.seen
+    held.fill_(5)
+    restore_unsaved_buffers(unpack(skeleton, tensors), model, [])
+    assert model.seen is held
+    assert held == 3
+
+
+BITS = [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+def test_numbers_of_any_dtype_come_back_in_every_bit(dtype):
+    def make(values):
+        model = nn.Module()
+        model.register_buffer("rotary", values.to(dtype).T)
+        model.scale = nn.Parameter(values[0, 0].to(dtype), requires_grad=False)
+        return model
+
+    values = torch.randn(3, 4, dtype=torch.float64)
+    source, target = make(values), make(torch.zeros(3, 4, dtype=torch.float64))
+    part = DensePart(*pack(capture_dense(source, [], [], None).tree(), "dense"))
+    restore_dense(part, target, [], [])
+    for left, right in zip(target.state_dict().values(), source.state_dict().values(), strict=True):
+        assert same_bits(left, right)
+        assert left.stride() == right.stride()
+
+
 def wider():
     return make(width=4)
 
@@ -271,3 +337,11 @@ def test_parameters_in_other_groups_of_an_optimizer_are_refused(tmp_path, groups
         pytest.raises(StoreError, match=r"a Adam has its parameters in groups \[\['"),
     ):
         ckpt.recover()
+
+
+def test_an_optimizer_of_tables_alone_is_not_shared_between_workers():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 1))
+    of_rows, of_both = (torch.optim.SGD(of.parameters(), lr=0.1) for of in (model[0], model))
+    tables = find_tables(model, [of_both])
+    assert shared_optimizers([of_rows, of_both], tables) == [of_both]
+    assert shared_optimizers([of_rows], []) == [of_rows]

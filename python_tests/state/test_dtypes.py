@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES, list_dtypes
+from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
@@ -16,8 +16,3 @@ def test_safetensors_writes_the_same_name(dtype):
 
 def test_names_lead_back_to_dtypes():
     assert {DTYPES[name] for name in DTYPE_NAMES.values()} == set(DTYPE_NAMES)
-
-
-def test_messages_list_every_dtype():
-    listed = list_dtypes().split(", ")
-    assert [getattr(torch, name) for name in listed] == list(DTYPE_NAMES)

@@ -74,13 +74,6 @@ def test_a_scheduler_of_plateaus_remembers_the_best(tmp_path):
     assert (other.best, other.last_epoch) == (3.0, 1)
 
 
-def test_a_scaler_has_its_scale_and_the_steps_since_it_grew():
-    one, other = [torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=9) for _ in range(2)]
-    one.load_state_dict({**one.state_dict(), "scale": 32.0, "_growth_tracker": 5})
-    restored(captured([one]), [other])
-    assert other.state_dict() == one.state_dict()
-
-
 @pytest.mark.parametrize(
     ("make", "draw"),
     [

@@ -37,17 +37,6 @@ def test_tables_are_found_by_module_name_in_order_with_their_optimizers():
     assert find_tables(nn.Linear(2, 2)) == []
 
 
-def test_subclasses_of_embeddings_are_tables_too():
-    class Hashed(nn.EmbeddingBag):
-        pass
-
-    assert [table.name for table in find_tables(nn.ModuleList([Hashed(4, 2)]))] == ["0"]
-
-
-def test_a_bare_embedding_is_a_table_with_a_name():
-    assert [table.name for table in find_tables(nn.Embedding(4, 2))] == ["embedding"]
-
-
 def test_registered_tables_are_tensors_or_modules_by_name():
     weight, module = nn.Parameter(torch.zeros(4, 2)), nn.Embedding(5, 2)
     tables = register_tables({"w": weight, "m": module}, [])

@@ -8,7 +8,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.state.wrapper_names import added, match_names, plain_names, wrapped_modules
+from cpr_ext.state.wrapper_names import added, match_names, plain_names
 from python_tests.helpers import assert_same
 
 
@@ -22,24 +22,6 @@ class Gate(nn.Module):
 
 def plain(*names, wrapped=None):
     return list(plain_names(names, wrapped).values())
-
-
-def test_prefixes_that_no_user_has_are_taken_away_wherever_they_are():
-    assert plain("_orig_mod.a.w", "b._orig_mod._dmp_wrapped_module.w") == ["a.w", "b.w"]
-
-
-def test_without_a_record_module_is_a_wrappers_only_in_front_of_all_names():
-    assert plain("module.a.w", "module.b") == ["a.w", "b"]
-    assert plain("_orig_mod.module.a", "_orig_mod.module.b.module.w") == ["a", "b.module.w"]
-    assert plain("module.a.w", "b") == ["module.a.w", "b"]
-    assert plain("tower.module.w", "b") == ["tower.module.w", "b"]
-    assert plain("module", "module.w") == ["module", "module.w"]  # a parameter of that name
-
-
-def test_a_record_tells_whose_module_is_whose():
-    names = ["tower.module.w", "gate.module.w"]
-    assert plain(*names, wrapped=["tower.module"]) == ["tower.w", "gate.module.w"]
-    assert plain("module.w", wrapped=[]) == ["module.w"]
 
 
 def test_names_that_would_become_the_same_stay():
@@ -61,12 +43,6 @@ def test_names_match_across_wrappers_where_there_is_one_match_only():
     }  # fmt: skip
     assert match_names(["module.a", "_orig_mod.a"], ["a"]) == {}
     assert match_names(["x"], ["y"]) == {}
-
-
-def test_wrappers_are_found_by_their_kind():
-    model = nn.Sequential(Gate(nn.Linear(2, 2)), nn.DataParallel(nn.Linear(2, 2)))
-    assert wrapped_modules(model) == ["1.module"]
-    assert wrapped_modules(nn.DataParallel(model)) == ["module", "module.1.module"]
 
 
 def make(seed):

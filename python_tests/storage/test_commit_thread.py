@@ -1,6 +1,5 @@
 """The thread that changes manifests: its order, and the work between changes."""
 
-import gc
 import threading
 
 import pytest
@@ -37,42 +36,9 @@ def begin(committer, work):
     committer.call(lambda: committer.do_when_idle(work)).result()
 
 
-def test_work_is_done_piece_by_piece_to_its_end(committer):
-    work = Pieces(5)
-    begin(committer, work)
-    assert work.ended.wait(60)
-    committer.call(lambda: None).result()
-    assert work.done == [0, 1, 2, 3, 4]
-
-
-def test_changes_come_before_the_next_piece(committer):
-    class Endless:
-        def advance(self):
-            return 0.0
-
-    work = Endless()
-    begin(committer, work)
-    for number in range(20):
-        assert committer.call(lambda number=number: number).result() == number
-    committer.close()
-
-
 def test_work_that_fails_ends_no_thread(committer):
     work = Pieces(2, fails=True)
     begin(committer, work)
     assert work.ended.wait(60)
     assert committer.call(lambda: 7).result() == 7
     assert work.done == [0, 1]
-
-
-def test_work_that_nothing_else_refers_to_is_dropped(committer):
-    class Patient:
-        def advance(self):
-            return 3600.0
-
-    work = Patient()
-    begin(committer, work)
-    del work
-    gc.collect()
-    committer.call(lambda: None).result()
-    assert committer._idle == [] or committer._idle[0]() is None

@@ -5,13 +5,13 @@ import pytest
 import cpr_ext
 from cpr_ext.errors import StorageError
 from cpr_ext.storage import checksummed_json, filesystem
-from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.manifest import read_manifest
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import Trained
 
 OPTIONS = {
     "num_shards": 2,
     "priority": cpr_ext.AllRows(),
-    "consistency": "step",
     "schedule": cpr_ext.EverySteps(1000),
 }
 
@@ -25,25 +25,28 @@ def save(run):
 def test_going_back_takes_a_commit_in_doubt_back_too(tmp_path, monkeypatch):
     run = Trained(tmp_path, **OPTIONS)
     save(run)
-    kept = run.checkpointer.store.dense.segments
+    kept = run.store.manifest.dense
     run.train(1)
     sync = checksummed_json.sync_directory
 
-    def refuse_dense(directory):
-        if directory.name == "dense":
+    def refuse(directory):
+        if directory == tmp_path:
             raise StorageError(5, "cannot sync", str(directory))
         sync(directory)
 
-    monkeypatch.setattr(checksummed_json, "sync_directory", refuse_dense)
+    monkeypatch.setattr(checksummed_json, "sync_directory", refuse)
     run.checkpointer.save("base")
     with pytest.raises(cpr_ext.errors.SnapshotError):
         run.checkpointer.wait()
-    assert run.store.dense.is_in_doubt
-    assert Manifest(run.store.dense.directory).segments != kept  # it is there
+    assert run.store.is_in_doubt
+    assert read_manifest(tmp_path).dense != kept  # it is there
+    assert verify(tmp_path).is_sound  # with its files
     monkeypatch.undo()
     run.checkpointer.recover(mode="full")
-    assert Manifest(run.store.dense.directory).segments == kept
-    assert not run.store.dense.is_in_doubt
+    assert read_manifest(tmp_path).dense == kept
+    assert not run.store.is_in_doubt
+    named = {record.file for record in read_manifest(tmp_path).records()}
+    assert {path.name for path in (tmp_path / "segments").iterdir()} == named
     run.die()
 
 
@@ -58,6 +61,6 @@ def test_what_is_read_at_opening_is_made_durable_first(tmp_path, monkeypatch):
         "cpr_ext.storage.store.sync_directory", lambda path: (synced.append(path.name), sync(path))
     )
     again = Trained(tmp_path, **OPTIONS)
-    assert synced == [tmp_path.name, "dense", "shard-00000", "shard-00001"]
+    assert synced == ["segments", tmp_path.name]
     again.checkpointer.recover()
     again.checkpointer.close()

@@ -4,44 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.storage.file_names import (
-    parse_segment_name,
-    parse_shard_name,
-    segment_name,
-    shard_name,
-)
+from cpr_ext.storage.file_names import parse_segment_name, segment_name
 
 
 @given(
-    snapshot=st.integers(0, 10**12), kind=st.sampled_from(["base", "partial", "merged", "dense"])
+    snapshot=st.integers(0, 10**12),
+    of=st.tuples(st.sampled_from(["base", "partial"]), st.integers(0, 10**7))
+    | st.just(("dense", None)),
 )
-def test_a_segments_name_is_read_back(snapshot, kind):
-    assert parse_segment_name(segment_name(snapshot, kind)) == (snapshot, kind)
-
-
-@given(shard=st.integers(0, 10**12))
-def test_a_shards_name_is_read_back(shard):
-    assert parse_shard_name(shard_name(shard)) == shard
+def test_a_segments_name_is_read_back(snapshot, of):
+    assert parse_segment_name(segment_name(snapshot, *of)) == (snapshot, *of)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "00000001-base", "1-base.safetensors", "00000001-other.safetensors"),
-        *(
-            "000000001-base.safetensors",
-            "00000001-base.safetensors.tmp",
-            "x00000001-dense.safetensors",
-        ),
-        "0000000\u0661-base.safetensors",
+        *("", "00000001-00000-base", "1-00000-base.safetensors", "MANIFEST.json"),
+        *("00000001-00000-other.safetensors", "00000001-base.safetensors"),
+        *("000000001-00000-base.safetensors", "00000001-000000-base.safetensors"),
+        *("00000001-00000-base.safetensors.tmp", "x00000001-dense.safetensors"),
+        *("../00000001-dense.safetensors", "00000001-dense.safetensors\n"),
+        *("0000000\u0661-dense.safetensors", "00000001-00000-dense.safetensors"),
     ],
 )
-def test_a_stranger_is_no_segment(name):
+def test_no_other_name_is_a_segment(name):
     assert parse_segment_name(name) is None
-
-
-@pytest.mark.parametrize(
-    "name", ["", "shard", "shard-1", "shard-000001", "shard-00001.tmp", "dense", "shard-0000\u0661"]
-)
-def test_a_stranger_is_no_shard(name):
-    assert parse_shard_name(name) is None

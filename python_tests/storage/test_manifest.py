@@ -1,96 +1,133 @@
-"""The manifest of a directory: names of segments, commits, damage."""
+"""The manifest: what is written is read back, and nothing else passes its gate."""
 
-import os
-from dataclasses import replace
-from pathlib import Path
+import copy
+import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.errors import DamageError, StorageError
-from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.file_names import MANIFEST_FILE, parse_segment_name, segment_name
-from cpr_ext.storage.manifest import Manifest
-from python_tests.storage.records import record
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
+from cpr_ext.storage.manifest import Manifest, read_manifest, write_manifest
+from cpr_ext.storage.retention import Retention, plan_retention
+from python_tests.storage.records import manifest_of, record, signed
 
-
-@given(st.integers(0, 10**12), st.sampled_from(["base", "partial", "dense"]))
-def test_segment_names_are_parsed_back(snapshot, kind):
-    assert parse_segment_name(segment_name(snapshot, kind)) == (snapshot, kind)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../00000001-base.safetensors",
-        "/etc/passwd",
-        "00000001-base.safetensors.tmp",
-        "1-base.safetensors",
-        "000000001-base.safetensors",
-        "00000001-other.safetensors",
-        "00000001-base.safetensors\n",
-        "\N{ARABIC-INDIC DIGIT ONE}" * 8 + "-base.safetensors",
-        "MANIFEST.json",
-        "",
-    ],
+VALUES = (
+    *(-1, 0, 1, 2**62, 2**63, 2**70, 1.5, float("nan"), float("inf"), True, None),
+    *([], {}, [[]], [{}], "", "x", "\x7f", "f" * 32, "f" * 64, "base", "../../x", "\ud800"),
 )
-def test_no_other_name_is_a_segment_and_no_manifest_can_name_it(tmp_path, name):
-    assert parse_segment_name(name) is None
-    content = {"segments": [{**vars(record()), "file": name}]}
-    write_checksummed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError, match="does not name"):
-        Manifest(tmp_path)
 
 
-def test_a_manifest_that_swaps_two_segments_names_is_damage(tmp_path):
-    content = {"segments": [{**vars(record(1)), "snapshot": 2}]}
-    write_checksummed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError):
-        Manifest(tmp_path)
+@st.composite
+def manifests(draw):
+    """What a writer may commit: snapshots, each of all shards or of some."""
+    num_shards = draw(st.integers(1, 3))
+    dense, shards = [], [[] for _ in range(num_shards)]
+    for snapshot in range(1, draw(st.integers(0, 6)) + 1):
+        kind = "base" if snapshot == 1 else draw(st.sampled_from(["base", "partial"]))
+        for number, shard in enumerate(shards):
+            if kind == "base" or draw(st.booleans()):
+                shard.append(record(snapshot, kind, number))
+        dense.append(record(snapshot, "dense", is_complete=draw(st.booleans())))
+    kept = plan_retention(dense, shards, Retention(draw(st.integers(0, 3))))
+    return manifest_of(kept.dense, kept.shards, a=(10, 2), b=(num_shards, 1))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{}, {"segments": 3}, {"segments": [{}]}, {"segments": [{**vars(record()), "more": 1}]}],
-)
-def test_a_manifest_without_what_it_needs_is_damage(tmp_path, content):
-    write_checksummed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError, match=MANIFEST_FILE):
-        Manifest(tmp_path)
+@given(manifests())
+@settings(deadline=None)
+def test_what_is_written_is_read_back(tmp_path_factory, manifest):
+    place = tmp_path_factory.mktemp("store")
+    write_manifest(place, manifest)
+    assert read_manifest(place) == manifest
+    after = manifest.next(manifest.dense, manifest.shards)
+    write_manifest(place, after)
+    assert (read_manifest(place), read_manifest(place, PREVIOUS_FILE)) == (after, manifest)
 
 
-def test_what_is_committed_is_read_back_and_what_is_dropped_is_removed(tmp_path):
-    manifest = Manifest(tmp_path)
-    records = tuple(record(n, kind) for n, kind in [(1, "base"), (2, "partial")])
-    for one in records:
-        (tmp_path / one.file).write_text("rows")
-    manifest.commit(records)
-    assert Manifest(tmp_path).segments == records
-    manifest.commit(records[1:])
-    assert Manifest(tmp_path).segments == records[1:]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "00000002-partial.safetensors",
-        MANIFEST_FILE,
-    ]
+def places(tree, at=()):
+    """Every place in a tree of JSON."""
+    yield at
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        if isinstance(value, dict | list):
+            yield from places(value, (*at, key))
+        else:
+            yield (*at, key)
 
 
-def test_a_commit_that_the_disk_refuses_leaves_the_old_manifest(tmp_path, monkeypatch):
-    manifest = Manifest(tmp_path)
-    manifest.commit((record(1),))
-
-    def refuse(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(StorageError, match="No space left") as refusal:
-        manifest.commit((record(1), record(2, "partial")))
-    assert (refusal.value.errno, Path(refusal.value.filename).parent) == (28, tmp_path.parent)
-    monkeypatch.undo()
-    assert manifest.segments == (record(1),)
-    assert Manifest(tmp_path).segments == (record(1),)
+def replaced(tree, place, value):
+    if not place:
+        return value
+    tree = copy.deepcopy(tree)
+    inner = tree
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return tree
 
 
-def test_a_record_with_another_name_cannot_be_made():
-    with pytest.raises(ValueError, match="does not name"):
-        replace(record(1), snapshot=2)
+@given(manifests(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_any_value_in_any_place_is_read_or_is_damage_by_name(tmp_path_factory, manifest, data):
+    content = json.loads(manifest.text)
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.sampled_from(sorted(places(content), key=str)))
+        content = replaced(content, place, data.draw(st.sampled_from(VALUES)))
+        if not isinstance(content, dict):
+            break
+    store = tmp_path_factory.mktemp("store")
+    (store / MANIFEST_FILE).write_bytes(signed("cpr_ext.manifest", json.dumps(content)))
+    refused, read = [], None
+    try:
+        read = read_manifest(store)
+    except DamageError as error:
+        refused.append(str(error))
+    if read is None:
+        assert str(store / MANIFEST_FILE) in refused[0]
+        return
+    # What passes makes a store: each snapshot is there, from a base on.
+    assert Manifest.from_text(read.text, "again") == read
+    for point in read.dense:
+        for shard in range(read.model.num_shards):
+            rows = read.at(shard, point.snapshot)
+            assert not read.model.has_rows[shard] or rows[0].kind == "base"
+            assert all(row.shard == shard for row in rows)
+
+
+WRONG = {
+    "a shard more": lambda m: m | {"shards": [*m["shards"], []]},
+    "no shards": lambda m: m | {"shards": []},
+    "shards swapped": lambda m: m | {"shards": m["shards"][::-1]},
+    "snapshots descend": lambda m: m | {"dense": m["dense"][::-1]},
+    "one twice": lambda m: m | {"dense": [*m["dense"], m["dense"][-1]]},
+    "rows among dense parts": lambda m: m | {"dense": [*m["dense"], m["shards"][0][0]]},
+    "dense part among rows": lambda m: m | {"shards": [m["dense"], m["shards"][1]]},
+    "no base": lambda m: m | {"shards": [m["shards"][0][1:], m["shards"][1]]},
+    "a shard without rows": lambda m: m | {"shards": [[], m["shards"][1]]},
+    "rows of no snapshot": lambda m: m | {"dense": m["dense"][:1]},
+    "two snapshots of one number": lambda m: (
+        m | {"shards": [m["shards"][0], [m["shards"][1][0] | {"id": "f" * 32}]]}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_parts_that_do_not_fit_together_are_damage(change):
+    shards = [[record(1), record(2, "partial")], [record(1, shard=1)]]
+    manifest = manifest_of([record(1, "dense"), record(2, "dense")], shards)
+    content = json.loads(manifest.text)
+    assert Manifest.from_content(copy.deepcopy(content), "here") == manifest
+    with pytest.raises(DamageError, match=r"here: .*`cpr repair`"):
+        Manifest.from_content(change(content), "here")
+
+
+def test_a_document_with_a_name_twice_or_another_version_is_refused(tmp_path):
+    path, text = tmp_path / MANIFEST_FILE, manifest_of().text
+    path.write_bytes(signed("cpr_ext.manifest", f'{{"dense":[],{text[1:]}'))
+    with pytest.raises(DamageError, match="twice"):
+        read_manifest(tmp_path)
+    path.write_bytes(signed("cpr_ext.manifest", text, version=3))
+    with pytest.raises(StoreError, match=r"format version 3; this release reads 1\. Use") as error:
+        read_manifest(tmp_path)
+    assert not isinstance(error.value, DamageError)

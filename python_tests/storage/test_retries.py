@@ -16,13 +16,8 @@ from cpr_ext.storage import retries
 from cpr_ext.tools import maintenance
 from python_tests.helpers import Trained, assert_same, flip
 
-REFUSALS = [
-    *(errno.EIO, errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENOMEM),
-    *(errno.EPERM, errno.EINTR),
-]
 OPTIONS = {
     "num_shards": 2,
-    "consistency": "step",
     "schedule": cpr_ext.EverySteps(1000),
     "priority": cpr_ext.AllRows(),
     "rebase_after": None,
@@ -101,21 +96,6 @@ def no_descriptors_in_native_code(monkeypatch, name):
         yield
 
 
-@pytest.mark.parametrize("on_damage", ["raise", "fall_back"])
-@pytest.mark.parametrize("code", REFUSALS)
-def test_a_dense_part_that_cannot_be_opened_raises_and_is_kept(store, monkeypatch, code, on_damage):
-    run, path = open_run(store), newest(store, "dense")
-    before = contents(store)
-    with refused(monkeypatch, path, code) as tries:
-        with pytest.raises(StorageError, match="cannot read") as error:
-            run.checkpointer.recover(on_damage=on_damage)
-        assert error.value.errno == code
-        assert len(tries) == 3
-    assert contents(store) == before
-    assert run.checkpointer.recover().step == 5
-    run.checkpointer._release()
-
-
 @pytest.mark.parametrize("kind", ["base", "partial"])
 def test_rows_that_cannot_be_opened_raise_and_are_kept(store, monkeypatch, kind):
     run, path = open_run(store), newest(store, kind)
@@ -124,37 +104,6 @@ def test_rows_that_cannot_be_opened_raise_and_are_kept(store, monkeypatch, kind)
         run.checkpointer.recover()
     assert contents(store) == before
     assert run.checkpointer.recover().damaged_segments == []
-    run.checkpointer._release()
-
-
-@pytest.mark.parametrize("name", ["restore_segment", "restore_segments"])
-@pytest.mark.parametrize("on_damage", ["raise", "fall_back"])
-def test_what_native_code_cannot_open_raises_and_is_kept(store, monkeypatch, name, on_damage):
-    run = open_run(store)
-    before = contents(store)
-    with no_descriptors_in_native_code(monkeypatch, name):
-        with pytest.raises(StorageError) as error:
-            run.checkpointer.recover(on_damage=on_damage)
-        assert error.value.errno == errno.EMFILE
-    assert contents(store) == before
-    assert run.checkpointer.recover().step == 5
-    run.checkpointer._release()
-
-
-def test_a_read_that_fails_once_is_tried_again(store, monkeypatch):
-    run = open_run(store)
-    with refused(monkeypatch, newest(store, "dense"), errno.ESTALE, times=2) as tries:
-        report = run.checkpointer.recover()
-    assert (report.step, report.damaged_segments, len(tries)) == (5, [], 2)
-    run.checkpointer._release()
-
-
-def test_a_file_that_is_not_there_is_damage(store):
-    newest(store, "dense").unlink()
-    run = open_run(store)
-    with pytest.raises(DamageError, match="No such file"):
-        run.checkpointer.recover(on_damage="raise")
-    assert run.checkpointer.recover().step == 3
     run.checkpointer._release()
 
 
@@ -183,7 +132,7 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
     third = open_run(store, seed=8)
     assert third.checkpointer.recover().step == 6
     assert_same(third.rows(), expected)
-    assert [r.last_step for r in third.store.dense.segments if r.is_complete] == [1, 3, 6]
+    assert [r.last_step for r in third.store.manifest.dense if r.is_complete] == [1, 3, 6]
     third.checkpointer._release()
 
 
@@ -191,7 +140,7 @@ def test_a_full_disk_does_not_remove_what_could_not_be_read(store, monkeypatch):
     run, path = open_run(store), newest(store, "dense")
     with refused(monkeypatch, path, errno.EIO):
         run.checkpointer.recover(on_read_error="fall_back")
-    run.store.retain(cpr_ext.Retention(full_recovery_points=0))
+    run.store.release_history()
     assert path.exists()
     assert run.checkpointer.recover().step == 5
     run.checkpointer._release()
@@ -226,9 +175,8 @@ def test_damage_is_still_damage_where_unreadable_files_are_passed_over(store):
     run.checkpointer._release()
 
 
-@pytest.mark.parametrize("name", ["STORE.json", "MANIFEST.json"])
-def test_a_store_whose_description_cannot_be_read_is_not_opened(store, monkeypatch, name):
-    path = store / name if name == "STORE.json" else store / "dense" / name
+def test_a_store_whose_manifest_cannot_be_read_is_not_opened(store, monkeypatch):
+    path = store / "MANIFEST.json"
     before = contents(store)
     with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
         open_run(store)
@@ -250,12 +198,11 @@ def test_a_store_whose_own_directory_cannot_be_looked_at_is_not_opened(store, mo
 
 
 @pytest.mark.parametrize("kind", ["dense", "partial", "base"])
-@pytest.mark.parametrize("tool", ["verify", "export", "compact", "read_rows", "inspect", "move"])
+@pytest.mark.parametrize("tool", ["verify", "export", "read_rows", "inspect", "move"])
 def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
     tools = {
         "verify": lambda: maintenance.verify(store),
         "export": lambda: maintenance.export(store, tmp_path / "out"),
-        "compact": lambda: maintenance.compact(store),
         "read_rows": lambda: maintenance.read_rows(store, "tables.big", range(200)),
         "inspect": lambda: maintenance.inspect(store),
         "move": lambda: open_run(tmp_path / "new").checkpointer.recover(from_store=store),
@@ -279,10 +226,7 @@ def open_files(store):
     return sorted(path for path in found if path.startswith(str(store)))
 
 
-@pytest.mark.parametrize("tool", ["verify", "compact"])
-def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(
-    store, monkeypatch, tool
-):
+def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(store, monkeypatch):
     gc.collect()  # what this test's own trainer left open is closed now, not in between
     look, opened = os.fstat, open_files(store)
     for number in range(100):
@@ -295,12 +239,12 @@ def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(
 
         with monkeypatch.context() as patch, suppress(StorageError):
             patch.setattr(os, "fstat", refuse)
-            getattr(maintenance, tool)(store)
+            maintenance.repair(store, apply=True)
         assert open_files(store) == opened, f"left open by look {number}"
         if next(looks) <= number:
             break
     assert 10 < number < 99, "not every look was refused once"
-    maintenance.compact(store)
+    assert maintenance.verify(store).is_sound
 
 
 @pytest.mark.parametrize("times", [1, 10**9])
@@ -308,7 +252,7 @@ def test_a_store_is_not_called_none_because_the_system_does_not_tell(store, monk
     look, tries = os.lstat, []
 
     def refuse(path, *arguments, **options):
-        if os.fspath(path) == str(store / "STORE.json") and len(tries) < times:
+        if os.fspath(path) == str(store / "MANIFEST.json") and len(tries) < times:
             tries.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return look(path, *arguments, **options)
@@ -318,6 +262,6 @@ def test_a_store_is_not_called_none_because_the_system_does_not_tell(store, monk
         if times == 1:
             open_run(store).die()
         else:
-            with pytest.raises(StorageError, match=r"cannot read .*STORE\.json"):
+            with pytest.raises(StorageError, match=r"cannot read .*MANIFEST\.json"):
                 open_run(store)
     assert tries

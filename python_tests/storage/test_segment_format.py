@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import numpy as safetensors_numpy
-from safetensors import safe_open
 from safetensors import torch as safetensors_torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError, UsageError
-from cpr_ext.saving.segment_capture import SegmentCapture, Source, WriteOptions
-from cpr_ext.state.dtypes import DTYPE_NAMES
-from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.segment_format import (
-    ALIGNMENT,
-    SMALL_BLOCK,
-    Chunk,
-    Committed,
-    SegmentLayout,
-    TableSpec,
-    array_specs,
-    block_bytes_for,
-    native_table,
+from cpr_ext.saving.segment_capture import (
+    SegmentCapture,
+    WriteOptions,
+    table_source,
 )
+from cpr_ext.state.dtypes import DTYPE_NAMES
+from cpr_ext.storage.segment_format import ALIGNMENT, SMALL_BLOCK, array_specs, native_table
 from cpr_ext.storage.segment_header import read_segment
 from python_tests.helpers import read_chunks, same_bits
 
@@ -47,28 +39,30 @@ def random_tensor(shape, dtype, seed=0):
 
 def write(directory, sources, *, slot_bytes=64 << 10, direct_io=True, step=7, kind="base"):
     """Write a segment as a snapshot does; returns its path and its record."""
-    manifest = Manifest(Path(directory))
     pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=slot_bytes)
     capture = SegmentCapture(
         pipeline,
-        manifest,
+        Path(directory),
         snapshot=1,
+        snapshot_id="f" * 32,
         kind=kind,
+        shard=None if kind == "dense" else 0,
         sources=sources,
-        metadata={"shard": 0},
+        metadata={},
         options=WriteOptions(direct_io, refuse_nan=False),
     )
     while capture.is_capturing:
         capture.capture(step, max_bytes=0, wait_for_slot=True)
     record = capture.finish(num_samples=70)
-    return manifest.path_of(record), record
+    return Path(directory) / record.file, record
 
 
 def source(name, arrays, *, begin=None, row_ids=None):
     """Rows [begin, ...) of a table, or its rows ``row_ids``."""
-    num_rows = len(row_ids) if row_ids is not None else len(arrays["weight"]) - begin
-    spec = TableSpec(name, num_rows, begin, array_specs(name, arrays))
-    return Source(spec, arrays, row_ids)
+    table = table_source(name, arrays)
+    if row_ids is not None:
+        return table.rows(row_ids)
+    return table.range(begin, len(arrays["weight"]) - begin)
 
 
 def check_layout(path, record):
@@ -99,8 +93,8 @@ def check_layout(path, record):
 
 
 @st.composite
-def table_sources(draw):
-    sources = []
+def saved_tables(draw):
+    tables = []
     for name in draw(st.lists(st.sampled_from(["a", "b c", "ü", "x/y"]), unique=True, max_size=3)):
         num_rows = draw(st.integers(1, 30) | st.integers(900, 1100) | st.just(4 * BLOCK))
         arrays = {}
@@ -112,45 +106,42 @@ def table_sources(draw):
             arrays[array] = random_tensor((num_rows, *row_shape), dtype, draw(st.integers(0, 99)))
         if draw(st.booleans()):
             begin = draw(st.integers(0, num_rows - 1) | st.just(0))
-            sources.append(source(name, arrays, begin=begin))
+            tables.append((name, arrays, {"begin": begin}))
         else:
             chosen = draw(st.sets(st.integers(0, num_rows - 1), min_size=1))
             row_ids = np.array(sorted(chosen), dtype=np.int64)
-            sources.append(source(name, arrays, row_ids=row_ids))
-    return sources
+            tables.append((name, arrays, {"row_ids": row_ids}))
+    return tables
 
 
 @given(
-    sources=table_sources().filter(bool),
+    tables=saved_tables().filter(bool),
     direct_io=st.booleans(),
     slot_bytes=st.sampled_from([256 << 10, 1 << 20]),
 )
 def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
-    sources, direct_io, slot_bytes
+    tables, direct_io, slot_bytes
 ):
+    sources = [source(name, arrays, **rows) for name, arrays, rows in tables]
     with tempfile.TemporaryDirectory() as directory:
         path, record = write(directory, sources, direct_io=direct_io, slot_bytes=slot_bytes)
         own = check_layout(path, record)
         loaded = safetensors_torch.load_file(path)
-        for held in sources:
-            begin = held.spec.range_begin
-            rows = slice(begin, None) if held.row_ids is None else torch.from_numpy(held.row_ids)
-            if held.row_ids is not None:
-                ids = loaded.pop(f"{held.spec.name}/row_ids")
-                assert ids.tolist() == held.row_ids.tolist()
-            for name, tensor in held.arrays.items():
-                assert same_bits(loaded.pop(f"{held.spec.name}/{name}"), tensor[rows])
+        for table, arrays, held in tables:
+            rows = slice(held["begin"], None) if "begin" in held else held["row_ids"]
+            if "row_ids" in held:
+                assert loaded.pop(f"{table}/row_ids").tolist() == rows.tolist()
+            for name, tensor in arrays.items():
+                assert same_bits(loaded.pop(f"{table}/{name}"), tensor[rows])
         assert all(name.startswith("__pad.") for name in loaded)
         assert own["kind"] == "base"
         assert {chunk.step for chunk in read_chunks(path)} == {7}
 
         # And this package's reader puts the same rows into other tables, and touches no others.
-        segment = read_segment(
-            path, header_bytes=record.header_bytes, header_crc32c=record.header_crc32c
-        )
+        segment = read_segment(path, record)
         targets = [
-            {name: torch.full_like(tensor, 1) for name, tensor in held.arrays.items()}
-            for held in sources
+            {name: torch.full_like(tensor, 1) for name, tensor in arrays.items()}
+            for _, arrays, _ in tables
         ]
         result = native.restore_segment(
             path=str(path),
@@ -162,77 +153,24 @@ def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
             slots=native.SlotPool(num_slots=2, slot_bytes=slot_bytes),
         )
         assert result["damaged"] == []
-        for held, arrays in zip(sources, targets, strict=True):
+        for (_, arrays, held), target in zip(tables, targets, strict=True):
             saved = torch.zeros(len(arrays["weight"]), dtype=torch.bool)
-            begin = held.spec.range_begin
-            saved[slice(begin, None) if held.row_ids is None else held.row_ids] = True
-            for name, tensor in arrays.items():
-                assert same_bits(tensor[saved], held.arrays[name][saved])
+            saved[slice(held["begin"], None) if "begin" in held else held["row_ids"]] = True
+            for name, tensor in target.items():
+                assert same_bits(tensor[saved], arrays[name][saved])
                 assert same_bits(tensor[~saved], torch.full_like(tensor, 1)[~saved])
-
-
-def test_numpy_opens_a_segment_too(tmp_path):
-    weight = torch.arange(30.0).reshape(10, 3)
-    path, _ = write(tmp_path, [source("a", {"weight": weight}, begin=4)])
-    np.testing.assert_array_equal(safetensors_numpy.load_file(path)["a/weight"], weight[4:].numpy())
-
-
-@pytest.mark.parametrize(("num_rows", "block"), [(1, SMALL_BLOCK), (100_001, BLOCK)])
-def test_pads_are_zero_tensors_that_fill_each_array_up_to_a_block(tmp_path, num_rows, block):
-    path, record = write(tmp_path, [source("a", {"weight": torch.ones(num_rows, 3)}, begin=0)])
-    with safe_open(path, "pt") as file:
-        assert sorted(file.keys()) == ["__pad.0", "a/weight"]
-        pad = file.get_tensor("__pad.0")
-        assert pad.shape == (-12 * num_rows % block,)
-        assert not pad.any()
-    assert record.file_bytes == record.header_bytes + 12 * num_rows + len(pad)
-
-
-def test_arrays_of_a_large_segment_begin_on_blocks_and_small_ones_follow_closely():
-    def block_of(*num_rows):
-        arrays = array_specs("a", {"weight": torch.ones(1, 16)})
-        return block_bytes_for([TableSpec(str(i), n, 0, arrays) for i, n in enumerate(num_rows)])
-
-    assert block_of(64) == BLOCK  # exactly one block: nothing is padded
-    assert block_of(63) == block_of(64, 1) == SMALL_BLOCK
-    assert block_of(100 * 64 + 1) == BLOCK  # 4,032 bytes of 409,664
-    assert block_of(1) == block_of(50 * 64 + 1) == SMALL_BLOCK
-    assert block_of(*[1] * 26, 1 << 20) == BLOCK
-
-
-def test_an_array_that_fills_its_blocks_needs_no_pad(tmp_path):
-    path, _ = write(tmp_path, [source("a", {"weight": torch.ones(1024, 4)}, begin=0)])
-    with safe_open(path, "pt") as file:
-        assert list(file.keys()) == ["a/weight"]
-
-
-def test_scalars_and_empty_tensors_of_the_dense_part_keep_their_shapes(tmp_path):
-    tensors = {
-        "scalar": torch.tensor(2.5),
-        "empty": torch.empty(0, 3),
-        "cube": torch.arange(24, dtype=torch.int16).reshape(2, 3, 4),
-    }
-    sources = []
-    for name, tensor in tensors.items():
-        flat = tensor.reshape(-1)
-        spec = TableSpec(name, flat.numel(), 0, array_specs(name, {"": flat}), tuple(tensor.shape))
-        sources.append(Source(spec, {"": flat}))
-    path, record = write(tmp_path, sources, kind="dense")
-    check_layout(path, record)
-    loaded = safetensors_torch.load_file(path)
-    for name, tensor in tensors.items():
-        assert same_bits(loaded[name], tensor)
 
 
 def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
     weight = torch.zeros(4096, 4)
-    manifest = Manifest(tmp_path)
     pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=16 << 10)
     capture = SegmentCapture(
         pipeline,
-        manifest,
+        tmp_path,
         snapshot=1,
+        snapshot_id="f" * 32,
         kind="base",
+        shard=0,
         sources=[source("a", {"weight": weight}, begin=0)],
         metadata={},
         options=WriteOptions(),
@@ -243,46 +181,25 @@ def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
         weight.fill_(step)
         capture.capture(step, max_bytes=1, wait_for_slot=True)
     record = capture.finish(num_samples=1)
-    chunks = read_chunks(manifest.path_of(record))
+    chunks = read_chunks(tmp_path / record.file)
     assert [chunk.step for chunk in chunks] == list(range(1, 5))
     for chunk in chunks:
         assert (chunk.arrays["weight"] == chunk.step).all()
     assert (record.first_step, record.last_step) == (1, 4)
 
 
-def test_the_planned_header_holds_the_longest_possible_steps_and_checksums():
-    arrays = {"weight": torch.ones(5000, 3)}
-    layout = SegmentLayout(
-        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"kind": "partial"}, SMALL_BLOCK
-    )
-    layout.place([1000])
-    widest = [Chunk(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
-    assert len(layout.header(widest, Committed())) == layout.header_bytes
-    assert ALIGNMENT == BLOCK
+def test_the_planned_header_holds_the_longest_possible_steps(tmp_path):
+    rows = source("a", {"weight": torch.ones(5000, 3)}, row_ids=np.arange(5000))
+    path, record = write(tmp_path, [rows], slot_bytes=32 << 10, step=2**63 - 1)
+    text = path.read_bytes()[8 : record.header_bytes]
+    assert record.last_step == 2**63 - 1
+    assert len(text) - len(text.rstrip()) < SMALL_BLOCK
+    check_layout(path, record)
 
 
 def test_a_dtype_that_safetensors_lacks_is_refused_by_name():
     with pytest.raises(UsageError, match=r"'a/sum' has dtype torch\.complex64; can be stored: f"):
         array_specs("a", {"sum": torch.zeros(3, dtype=torch.complex64)})
-
-
-def test_rows_that_do_not_fit_a_slot_are_refused_with_the_size_needed(tmp_path):
-    sources = [source("a", {"weight": torch.ones(9000, 3)}, begin=0)]
-    with pytest.raises(UsageError, match=r"'a'.*make slot_bytes at least 12288"):
-        write(tmp_path, sources, slot_bytes=4096)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_header_larger_than_a_reader_takes_is_never_written(monkeypatch):
-    monkeypatch.setattr("cpr_ext.storage.segment_format.MAX_HEADER_BYTES", 8192)
-    arrays = {"weight": torch.ones(5000, 3)}
-    layout = SegmentLayout(
-        (TableSpec("a", 5000, None, array_specs("a", arrays)),),
-        {"skeleton": "x" * 9000},
-        SMALL_BLOCK,
-    )
-    with pytest.raises(UsageError, match=r"header would take .* bytes"):
-        layout.place([5000])
 
 
 # --- damaged and foreign headers ---
@@ -294,8 +211,17 @@ def segment(tmp_path):
 
 
 def reread(path, record, **changes):
-    expected = {"header_bytes": record.header_bytes, "header_crc32c": record.header_crc32c}
-    return read_segment(path, **{**expected, **changes})
+    return read_segment(path, replace(record, **changes))
+
+
+@pytest.mark.parametrize(
+    "change", [{"id": "0" * 32}, {"snapshot": 2}, {"shard": 1}, {"kind": "partial"}], ids=str
+)
+def test_a_segment_of_another_snapshot_or_place_is_damage(segment, change):
+    """As of another copy of the store: also if its header had the same checksum."""
+    path, record = segment
+    with pytest.raises(DamageError, match="its place is that of"):
+        reread(path, record, **change)
 
 
 @pytest.mark.parametrize("header_bytes", [-1, 0, 7, 1 << 40])

@@ -2,17 +2,14 @@
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-import cpr_ext
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.state.table import Table
-from cpr_ext.storage.file_names import MANIFEST_FILE
-from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
 from cpr_ext.storage.store import Store
 from python_tests.helpers import Trained, run_python
 from python_tests.storage.records import record
@@ -24,6 +21,18 @@ def tables(**shapes):
 
 def open_store(directory, *, num_shards=2, **shapes):
     return Store(directory, tables=tables(**(shapes or {"a": (10, 2)})), num_shards=num_shards)
+
+
+def add(store, snapshot, kind="base", shards=(0, 1), is_complete=False):
+    """Commit a snapshot, of which no file is looked at."""
+    rows = {shard: record(snapshot, kind, shard) for shard in shards}
+    store.add(record(snapshot, "dense", is_complete=is_complete), rows)
+
+
+def snapshots(store):
+    """The numbers of the snapshots that the manifest names: dense, then of each shard."""
+    manifest = store.manifest
+    return tuple([r.snapshot for r in records] for records in (manifest.dense, *manifest.shards))
 
 
 # --- whose directory it is ---
@@ -48,7 +57,8 @@ def test_a_file_where_the_store_should_be_is_told(tmp_path):
 
 
 def test_an_interrupted_first_open_does_not_block_the_next(tmp_path):
-    (tmp_path / "STORE.json.tmp").write_text("half")
+    (tmp_path / "MANIFEST.json.tmp").write_text("half")
+    (tmp_path / "segments").mkdir()
     open_store(tmp_path).close()
     open_store(tmp_path).close()
 
@@ -110,33 +120,18 @@ def test_a_store_in_use_by_another_process_is_refused_with_its_pid(tmp_path):
     open_store(tmp_path).close()
 
 
-def test_a_refused_store_leaves_no_lock_behind(tmp_path):
-    open_store(tmp_path).close()
-    (tmp_path / "shard-00001" / MANIFEST_FILE).write_text("garbage")
-    with pytest.raises(DamageError):
-        open_store(tmp_path)
-    (tmp_path / "shard-00001" / MANIFEST_FILE).unlink()
-    open_store(tmp_path).close()
+def test_a_store_without_its_manifest_is_no_new_store(tmp_path):
+    run = Trained(tmp_path)
+    run.train(1)
+    run.checkpointer.close()
+    (tmp_path / MANIFEST_FILE).unlink()
+    for _ in range(2):
+        with pytest.raises(DamageError, match=r"MANIFEST.json is missing. `cpr repair`"):
+            Trained(tmp_path)
+        (tmp_path / PREVIOUS_FILE).unlink(missing_ok=True)  # the segments are enough
 
 
 # --- what a crash leaves ---
-
-
-def test_left_over_temporary_files_and_unlisted_segments_are_removed_at_open(tmp_path):
-    run = Trained(tmp_path, num_shards=2)
-    run.train(1)
-    run.checkpointer.close()
-    listed = sorted(tmp_path.rglob("*.safetensors"))
-    for directory in ("dense", "shard-00000", "shard-00001"):
-        (tmp_path / directory / "00000077-partial.safetensors").write_text("half")
-        (tmp_path / directory / (MANIFEST_FILE + ".tmp")).write_text("half")
-        (tmp_path / directory / "notes.txt").write_text("mine")
-    again = Trained(tmp_path, num_shards=2)
-    assert sorted(tmp_path.rglob("*.safetensors")) == listed
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert len(list(tmp_path.rglob("notes.txt"))) == 3, "strangers' files are not ours to remove"
-    again.checkpointer.recover()
-    again.checkpointer.close()
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EIO])
@@ -147,9 +142,9 @@ def test_a_left_over_file_that_cannot_be_removed_costs_a_warning(
     run.train(2)
     run.checkpointer.save("base")
     run.checkpointer.close()
-    stuck = ["00000003-partial.safetensors", "00000007-base.safetensors"]
+    stuck = ["00000003-00000-partial.safetensors", "00000007-00000-base.safetensors"]
     for name in stuck:
-        (tmp_path / "shard-00000" / name).write_text("half")
+        (tmp_path / "segments" / name).write_text("half")
     unlink = Path.unlink
 
     def refuse(path, missing_ok=False):
@@ -165,17 +160,6 @@ def test_a_left_over_file_that_cannot_be_removed_costs_a_warning(
         assert name in caplog.text
     again.train(1)
     assert again.checkpointer.save("base").number > 7, "its number is another's file"
-    again.checkpointer.close()
-
-
-def test_the_number_of_a_snapshot_is_never_used_twice_for_a_listed_segment(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(1), when_busy="wait")
-    run.train(3)
-    run.checkpointer.close()
-    last = run.store.last_snapshot
-    again = Trained(tmp_path)
-    again.checkpointer.recover()
-    assert again.checkpointer.save().number == last + 1
     again.checkpointer.close()
 
 
@@ -219,17 +203,18 @@ class Journal:
 def test_a_commit_syncs_data_then_renames_then_syncs_the_directory_then_removes(
     tmp_path, monkeypatch
 ):
-    manifest = Manifest(tmp_path)
-    (tmp_path / record(1).file).write_text("rows")
-    manifest.commit((record(1),))
+    store = open_store(tmp_path)
+    store.path_of(record(1)).write_text("rows")
+    add(store, 1)
     journal = Journal(monkeypatch)
-    manifest.commit((record(2),))
+    add(store, 2)
     path = tmp_path / MANIFEST_FILE
-    names = journal.index("sync", tmp_path)
+    names = journal.index("sync", store.segments)
     data = journal.index("sync", path.with_name(path.name + ".tmp"), after=names)
     renamed = journal.index("rename", path, after=data)
     directory = journal.index("sync", tmp_path, after=renamed)
-    journal.index("unlink", tmp_path / record(1).file, after=directory)
+    journal.index("unlink", store.path_of(record(1)), after=directory)
+    store.close()
 
 
 def test_every_directory_on_the_way_to_a_new_store_is_durable_once_it_is_open(
@@ -244,57 +229,29 @@ def test_every_directory_on_the_way_to_a_new_store_is_durable_once_it_is_open(
         place.parent.parent,
         place.parent,
         place,
-        place / "dense",
-        place / "shard-00001",
+        place / "segments",
     } <= set(made)
     for path, position in made.items():
         assert ("sync", path.parent) in journal.events[position:], path
-
-
-def test_a_newer_full_recovery_point_replaces_the_older_and_others_keep_it(tmp_path):
-    store = open_store(tmp_path)
-    points = [record(n, "dense", is_complete=n in (1, 4)) for n in range(1, 6)]
-    kept = []
-    for one in points:
-        store.add_dense(one)
-        kept.append([r.snapshot for r in store.dense.segments])
-    assert kept == [[1], [1, 2], [1, 3], [4], [4, 5]]
-    store.close()
+    # A manifest without its segments is damage.
+    durable = journal.index("sync", place, after=made[place / "segments"])
+    assert durable < journal.index("rename", place / MANIFEST_FILE)
 
 
 def test_retaining_and_rolling_back_keep_what_is_needed(tmp_path):
     store = open_store(tmp_path)
-    for n in range(1, 5):
-        store.add_to_shard(0, record(n, "base" if n == 2 else "partial"))
-    store.add_to_shard(1, record(3, "partial"))
-    store.add_dense(record(2, "dense", is_complete=True))
-    store.add_dense(record(4, "dense"))
-    assert store.last_snapshot == 4
+    add(store, 1)
+    add(store, 2, is_complete=True)
+    add(store, 3, "partial")
+    add(store, 4, "partial", shards=[0])
+    assert snapshots(store) == ([2, 4], [2, 3, 4], [2, 3])
     store.roll_back(3)
-    assert [[r.snapshot for r in m.segments] for m in [*store.shards, store.dense]] == [
-        [1, 2, 3],
-        [3],
-        [2],
-    ]
-    store.retain()
-    assert [[r.snapshot for r in m.segments] for m in [*store.shards, store.dense]] == [
-        [2, 3],
-        [3],
-        [2],
-    ]
+    assert snapshots(store) == ([2], [2, 3], [2, 3])
+    add(store, 5, "partial", shards=[1])
+    assert snapshots(store) == ([2, 5], [2, 3], [2, 3, 5])
+    store.release_history()
+    assert snapshots(store) == ([5], [2, 3], [2, 3, 5])
     store.roll_back(0)
     assert store.is_empty
-    assert store.last_snapshot == 0
+    assert snapshots(store) == ([], [], [])
     store.close()
-
-
-def test_a_store_can_be_copied_elsewhere(tmp_path):
-    run = Trained(tmp_path / "here")
-    run.train(2)
-    run.checkpointer.save("base")
-    run.checkpointer.close()
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    shutil.rmtree(tmp_path / "here")
-    again = Trained(tmp_path / "there", seed=4)
-    assert again.checkpointer.recover().step == 2
-    again.checkpointer.close()

@@ -38,7 +38,7 @@ class Tracked:
         counter = native.RowCounter(
             [table.weight for table in self.tables], [[tracker] for tracker in self.trackers]
         )
-        self.recorder = LookupRecorder(self.tables, counter)
+        self.recorder = LookupRecorder(self.tables, counter, lambda tables, row_ids: None)
         self.recorder.attach()
 
     def report(self, *rows):

@@ -28,9 +28,11 @@ events = st.lists(
 
 
 def captured(tracker, weight, begin, end, row_ids):
+    table = native.SegmentTable(name="t", num_rows=0)
+    is_range = row_ids is None
+    table = table.with_range(begin, end - begin) if is_range else table.with_row_ids(row_ids)
     rows = native.CapturedRows()
-    trackers = native_trackers(tracker)
-    rows.add_table(trackers=trackers, weight=weight, begin=begin, end=end, row_ids=row_ids)
+    rows.add_tables([native.TrackedTable(native_trackers(tracker), weight)], [table])
     rows.take_all()
     return rows
 

@@ -13,6 +13,13 @@ from python_tests.helpers import die
 from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
 
 
+def train_rows(run, *rows):
+    run.optimizers[0].zero_grad()
+    backward(run, *rows)
+    run.optimizers[0].step()
+    run.ckpt.step()
+
+
 def clamp(run):
     with torch.no_grad():
         run.model.weight.clamp_(-0.1, 0.1)
@@ -98,7 +105,7 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
         assert not handle.is_complete
         ckpt.save("base")
         ckpt.wait()
-        assert ckpt.store.dense.segments[-1].is_complete
+        assert ckpt.store.manifest.dense[-1].is_complete
 
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
@@ -138,19 +145,13 @@ def test_rows_moved_without_a_gradient_are_saved_after_the_optimizer_has_ceased_
 ):
     run = plain(tmp_path, kind, sparse=False, optimizer=options)
 
-    def train(*rows):
-        run.optimizers[0].zero_grad()
-        backward(run, *rows)
-        run.optimizers[0].step()
-        run.ckpt.step()
-
-    train(*range(20))
+    train_rows(run, *range(20))
     run.save("base")
     for _ in range(3):
-        train(39)  # and rows 0 to 19 by momentum or decay
+        train_rows(run, 39)  # and rows 0 to 19 by momentum or decay
     change(run)
     if change is not freeze:
-        train(39)
+        train_rows(run, 39)
     assert run.save().is_complete
     expected = run.model.weight.detach().clone()
     die(run.ckpt)
@@ -161,3 +162,28 @@ def test_rows_moved_without_a_gradient_are_saved_after_the_optimizer_has_ceased_
     fresh.recover(mode="full")
     assert torch.equal(model.weight, expected)
     fresh.close()
+
+
+def test_rows_moved_before_the_settings_changed_are_not_said_to_be_fresh(tmp_path):
+    run = plain(tmp_path / "store", sparse=False, optimizer={"momentum": 0.9}, num_shards=2)
+    train_rows(run, 1, 2)
+    run.save("base")
+    saved = run.model.weight.detach().clone()
+    train_rows(run, 3)  # rows 1 and 2 move by momentum
+    run.optimizers[0].param_groups[0]["momentum"] = 0.0
+    train_rows(run, 4)
+    stale = int((run.model.weight.detach() != saved)[: N // 2].any(dim=1).sum())
+    assert stale == 4
+    assert run.ckpt.recover(shards=[0]).rows_stale in (None, stale)
+    run.ckpt.close()
+
+
+def test_rows_of_which_only_the_user_reports_changes_are_not_said_to_be_fresh(tmp_path):
+    model = torch.nn.Embedding(N, 4)
+    run = Watched(tmp_path / "store", model, [], num_shards=2, tables={"t": model})
+    with torch.no_grad():
+        model.weight[[1, 2]] += 1
+    run.ckpt.record_lookups("t", torch.tensor([1]))  # but not row 2
+    run.ckpt.step()
+    assert run.ckpt.recover(shards=[0]).rows_stale is None
+    run.ckpt.close()

@@ -1,9 +1,10 @@
-"""A watched model is saved, copied and compiled as ever, and no hook outlives its Checkpointer."""
+"""A watched model is saved, copied and compiled as ever; a closed Checkpointer has no hooks."""
 
 import copy
 import gc
 import io
 import pickle
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -93,28 +94,20 @@ def test_no_hook_is_left_after_close(tmp_path):
     assert run.counts() == {}
 
 
-def test_no_hook_is_left_once_a_checkpointer_is_garbage(tmp_path):
-    gc.collect()
-    before = list(global_hooks)
-    run = plain(tmp_path)
-    (optimizer,) = run.optimizers
-    del run
-    gc.collect()
-    assert not hooks_of(optimizer)
-    assert list(global_hooks) == before
-
-
 def test_a_checkpointer_may_become_garbage_while_an_optimizer_calls_its_hooks(tmp_path):
+    """What is left of it are hooks that do nothing."""
     gc.collect()
-    before = list(global_hooks)
     run = plain(tmp_path / "first")
     model, (optimizer,) = run.model, run.optimizers
-    own = optimizer.register_step_pre_hook(lambda *_: gc.collect() and None)
+    watch = weakref.ref(run.ckpt._watch)
+
+    def collect(*_):
+        gc.collect()
+
+    optimizer.register_step_pre_hook(collect)
     optimizer.register_step_pre_hook(lambda *_: None)  # there is a next one to be called
     del run
-    backward_of(model, 1)
-    optimizer.step()  # not "OrderedDict mutated during iteration"
-    own.remove()
-    plain(tmp_path / "second").ckpt.close()  # what could not be removed then is removed now
-    assert list(global_hooks) == before
-    assert len(hooks_of(optimizer)) == 1
+    for _ in range(2):
+        backward_of(model, 1)
+        optimizer.step()  # not "OrderedDict mutated during iteration"
+    assert watch() is None

@@ -39,7 +39,7 @@ class Watched:
         return self.ckpt._trackers[name].dirty_rows().tolist()
 
     def newest(self):
-        return self.ckpt.store.dense.segments[-1]
+        return self.ckpt.store.manifest.dense[-1]
 
     def save(self, kind="partial"):
         self.ckpt.save(kind)

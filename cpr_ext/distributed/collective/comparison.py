@@ -46,8 +46,28 @@ def require_same(
         WorkersDifferError: names what differs, and what which worker holds.
     """
     facts = facts_of(model, checkpointer, buffers=buffers)
-    if len(set(all_gather_json(group, _digest(facts)))) > 1:
+    if len(set(all_gather_json(group, digest_of(facts)))) > 1:
         _refuse(group, differences(all_gather_json(group, facts)), checkpointer.step_count)
+
+
+def require_one_contract(group: dist.ProcessGroup, digests: Sequence[str], own: Facts) -> None:
+    """Raise WorkersDifferError if members were given different options; names them.
+
+    Args:
+        digests: of the contracts of all, as they said; all know the same.
+        own: the contract of this worker, an option each.
+    """
+    if len(set(digests)) > 1:
+        found = differences(all_gather_json(group, own))
+        _let_all_know(group)
+        raise WorkersDifferError(
+            f"the workers of this job differ in {'; '.join(found)}. Start all of them alike"
+        )
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of a JSON value."""
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
 def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
@@ -76,8 +96,8 @@ def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table], known: s
         WorkersDifferError: parts of a table overlap, leave some of it out, or are of another table.
     """
     plan = _plan(tables)
-    own, seen = zip(*all_gather_json(group, (_digest(plan), known)), strict=True)
-    of_all = _digest(own)
+    own, seen = zip(*all_gather_json(group, (digest_of(plan), known)), strict=True)
+    of_all = digest_of(own)
     if of_all in seen:
         return of_all
     said = [plan] * len(own) if len(set(own)) == 1 else all_gather_json(group, plan)
@@ -127,10 +147,6 @@ def differences(said: Sequence[Mapping[str, str]]) -> list[str]:
             )
             found.append(f"{name} ({held})")
     return found
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
 def _plan(tables: Sequence[Table]) -> dict[str, list[Any]]:
@@ -186,11 +202,16 @@ def _shortened(value: str) -> str:
     return value if len(value) <= 100 else f"{value[:100]}..."
 
 
+def _let_all_know(group: dist.ProcessGroup) -> None:
+    """Wait so long that none leaves, and breaks its connections, before all have the facts."""
+    with suppress(RuntimeError, PeerLostError):
+        all_gather_json(group, None)
+
+
 def _refuse(group: dist.ProcessGroup, found: Sequence[str], step: int | None) -> None:
     if not found:
         return
-    with suppress(RuntimeError, PeerLostError):
-        all_gather_json(group, None)  # none leaves, and breaks its connections, before all know
+    _let_all_know(group)
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     when = "" if step is None else f" after step {step}"
     raise WorkersDifferError(

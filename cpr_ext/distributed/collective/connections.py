@@ -10,10 +10,12 @@ their listening addresses in the group's store, and each connection leads to one
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import struct
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +25,10 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-_REST_SECONDS, _LONGEST_REST_SECONDS = 0.02, 5.0
+_REST_SECONDS = 0.02
 _FEW_BYTES = 1 << 19  # of small messages in _REST_SECONDS
+# A peer may not be scheduled for so long: that sends a large message, and that does not take one.
+_PAUSED_SECONDS, _STALLED_SECONDS, _LONGEST_SECONDS = 0.1, 5.0, 60.0
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
 _BYTES_AT = 120  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
@@ -104,7 +108,8 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
     """Close the connections of the groups that were formed with these stores.
 
     Every collective that waits for one of them fails, here and in the peers. Takes about 0.05 s,
-    and some seconds while a large message is under way.
+    and longer while a large message is under way: until it has arrived, for a minute at most. A
+    peer may take nothing of it for 5 s, if its machine answers.
 
     Gloo never completes a message that is under way while its connection ends. What waits for that
     message waits for the whole time-out. So large messages may arrive first. Then reading ends:
@@ -199,14 +204,30 @@ def _wait_while(is_waiting: Callable[[], bool]) -> None:
 
 
 def _wait_for_rest(connections: Sequence[socket.socket]) -> None:
-    """Return once no large message is under way, and peers had time to wait for this process."""
-    deadline = time.monotonic() + _LONGEST_REST_SECONDS
-    passed = _num_bytes(connections)
-    while time.monotonic() < deadline:
+    """Return once no large message is under way, and peers had time to wait for this process.
+
+    A peer that is merely not scheduled takes and sends nothing for a while.
+    """
+    begun = moved = time.monotonic()
+    passed, pause = _num_bytes(connections), 0.0
+    while (now := time.monotonic()) < min(begun + _LONGEST_SECONDS, moved + _STALLED_SECONDS):
         time.sleep(_REST_SECONDS)
         before, passed = passed, _num_bytes(connections)
-        if passed - before < _FEW_BYTES:
+        if passed - before >= _FEW_BYTES:
+            pause = _PAUSED_SECONDS
+        if passed > before and pause:
+            moved = now
+        elif now >= moved + pause and not any(map(_is_awaited, connections)):
             return
+
+
+def _is_awaited(connection: socket.socket) -> bool:
+    """Return whether the peer's kernel answers, and the peer has not taken all that was sent."""
+    with suppress(OSError):
+        answers = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2] == 0
+        unsent = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
+        return answers and any(unsent) and _info(connection)[0] in _OPEN_STATES
+    return False
 
 
 def _num_bytes(connections: Sequence[socket.socket]) -> int:

@@ -8,6 +8,7 @@ goes to an inner group (gloo) that lasts for one round, until the next loss of a
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,6 +44,8 @@ _COLLECTIVES = (
     *("alltoall", "alltoall_base", "all_to_all_single", "recv_anysource"),
 )
 _OF_ONE_PEER = ("send", "recv", "recv_anysource")
+# How long a wait takes until it looks whether its round is over; and how long it lasts after that.
+_SLICE, _LAST_SECONDS = timedelta(seconds=0.5), 2.0
 # A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
 # A connection to each other member, another name for it while they are closed, and subgroups.
@@ -193,8 +196,8 @@ class ReformableGroup(dist.ProcessGroup):
         if self._inner is None:
             self._inner = self._connect(self._round)
         work = getattr(self._inner, operation)(*args, **kwargs)
-        if operation in _OF_ONE_PEER or "reduce_scatter" in operation:
-            work = _NotingWork(work, self._round.time_out)
+        is_asked_once = operation in _OF_ONE_PEER or "reduce_scatter" in operation
+        work = (_MessageWork if is_asked_once else _NotingWork)(work, self._round)
         self._works.append(work)
         return work
 
@@ -300,35 +303,63 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
 class _NotingWork(dist.Work):
     """Notes how it ended; gloo's own of some operations does not answer that.
 
-    Of a reduce-scatter it never says that it is completed. One that sends or receives waits again
-    if it is asked again, and its time-out is that of connecting.
+    Gloo never ends a message whose connection ended amid it. So waiting ends with the round.
     """
 
-    def __init__(self, work: dist.Work, time_out: timedelta) -> None:
+    def __init__(self, work: dist.Work, of_round: Round) -> None:
         super().__init__()
         self._work = work
-        self._time_out = time_out
+        self._round = of_round
         self.has_failed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the work that this stands for; by default, the time-out of a collective."""
         try:
-            return self._work.wait(timeout or self._time_out)
+            return self._wait(timeout or self._round.time_out)
         except RuntimeError:
             self.has_failed = True
             raise
+
+    def _wait(self, time_out: timedelta) -> bool:
+        deadline, ended = time.monotonic() + time_out.total_seconds(), 0.0
+        while True:
+            try:
+                return self._work.wait(_SLICE)
+            except RuntimeError:
+                now = time.monotonic()
+                if self._work.is_completed() or now >= deadline:
+                    raise
+                ended = ended or (now if self._round.is_over.is_set() else 0.0)
+                if ended and now >= ended + _LAST_SECONDS:
+                    raise
 
     def is_completed(self) -> bool:
         """Return whether it is over, as far as gloo says."""
         return self._work.is_completed()
 
+    def get_future(self) -> Any:
+        """Return the future of the work that this stands for."""
+        return self._work.get_future()
+
     def _source_rank(self) -> int:
         return self._work._source_rank()
 
 
+class _MessageWork(_NotingWork):
+    """Sends or receives, and ends at the first time-out; or a reduce-scatter.
+
+    Gloo does not say whether these are completed, and may wait for another message if asked again.
+    """
+
+    def _wait(self, time_out: timedelta) -> bool:
+        return self._work.wait(time_out)
+
+
 def _has_failed(work: Any) -> bool:
     if isinstance(work, _NotingWork):
-        return work.has_failed
+        if work.has_failed or isinstance(work, _MessageWork):
+            return work.has_failed
+        work = work._work
     try:
         if work.is_completed() or work.get_future().done():  # a future shows it before the work
             work.wait()  # raises again what it ended with

@@ -1,4 +1,4 @@
-"""The decision how workers recover that met again: a pure function of their statuses."""
+"""What workers do that met again: a list of steps, a pure function of what they report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.parity.placement import Group
-from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_rows, agree_on_state
+from cpr_ext.distributed.parity.protocol import (
+    Report,
+    Verdict,
+    agree_on_rows,
+    agree_on_state,
+    to_encode,
+)
 from cpr_ext.errors import StoreError, WorkersDifferError
 
 Choice = Literal["partial", "full", "exact"]
@@ -55,7 +61,90 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Return:
+    """Survivors go back by their own deltas, rows and dense state.
+
+    Attributes:
+        state: to where; None: to the newest step that each has completed.
+    """
+
+    state: int | None
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Groups decode the rows of their lost workers from parity, of each group one's at most.
+
+    Attributes:
+        state: the one that lost workers get.
+        source: whose dense state they get.
+        lost: whose rows are rebuilt.
+        groups: that take part.
+        lacking: whose parity is encoded after it.
+        visits: survivors take that state for the time of it; else they are at it.
+    """
+
+    state: int
+    source: int
+    lost: tuple[int, ...]
+    groups: tuple[Group, ...]
+    lacking: tuple[int, ...]
+    visits: bool
+
+
+@dataclass(frozen=True)
+class Read:
+    """Who lost its state, and did not get it from peers, reads the newest of its store.
+
+    Attributes:
+        point: the full-recovery point that all read in place of that; 0: none.
+    """
+
+    point: int | None
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """All take the dense part and the position of one worker, and hear what each lost and read.
+
+    Attributes:
+        source: that worker; None: each has its own back.
+        buffers: buffers, too.
+    """
+
+    source: int | None
+    buffers: bool
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Each group encodes parity of the rows as they are, and sends deltas from there on.
+
+    Attributes:
+        lacking: whose parity.
+        begins: there is no way back to an earlier state, nor parity of one.
+    """
+
+    lacking: tuple[int, ...]
+    begins: bool
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Workers compare what they must have in common.
+
+    Attributes:
+        buffers: buffers, too.
+    """
+
+    buffers: bool
+
+
+Step = Return | Rebuild | Read | Broadcast | Encode | Compare
+
+
+@dataclass(frozen=True)
+class Decision:
     """What all do.
 
     Attributes:
@@ -65,11 +154,8 @@ class Agreement:
         source: whose dense part and position all take.
         lost: the workers whose state is gone.
         account: of all together; a worker that has none of its own begins with it.
+        steps: what each does, one after the other.
         obstacle: why parity does not suffice, or not for exact recovery, if it should.
-        reports: of parity, by rank.
-        rebuilt_at: of ``"partial"``: the state of which lost rows are rebuilt from parity; None:
-            all are read from the store.
-        rebuilt_groups: of ``"partial"``: the groups that rebuild theirs; others' are read.
         steps_repeated: completed steps that are trained again.
         points: of full recovery to before the first step: the full-recovery points of each worker.
         forgets_points: such a recovery would abandon points that some workers have.
@@ -80,10 +166,8 @@ class Agreement:
     source: int
     lost: tuple[int, ...]
     account: LossAccount
+    steps: tuple[Step, ...]
     obstacle: str = ""
-    reports: tuple[Report, ...] = ()
-    rebuilt_at: int | None = None
-    rebuilt_groups: tuple[Group, ...] = ()
     steps_repeated: int = 0
     points: tuple[tuple[int, ...], ...] = ()
     forgets_points: bool = False
@@ -94,7 +178,7 @@ class Agreement:
         return self.recovery == "full" and self.step == 0
 
 
-def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement:
+def decide(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Decision:
     """Decide what all workers do; each computes the same from the same statuses.
 
     The worker that got furthest is the source: a survivor if there is one, else the one with the
@@ -120,8 +204,9 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
         step = max(set.intersection(*map(set, points)), default=0)
         # Before the first point is in all stores, some may have it, as their first snapshot.
         is_late = max(status.num_snapshots for status in statuses) > 1
-        return Agreement(
+        return Decision(
             *("full", step, 0, lost, account),
+            (Read(step), Broadcast(0, buffers=step == 0), Compare(buffers=step == 0)),
             steps_repeated=max(0, furthest - step),
             points=points,
             forgets_points=step == 0 and is_late and any(points),
@@ -131,26 +216,47 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     if groups and live and chosen.choice == "exact":
         verdict = agree_on_state(reports, groups)
     if chosen.choice == "exact" and verdict.state is not None:
-        repeated = max(0, furthest - verdict.state)
-        return Agreement(
+        return Decision(
             *("exact", verdict.state, source, lost, account),
-            reports=reports,
-            steps_repeated=repeated,
+            tuple(_exact_steps(verdict.state, reports, groups)),
+            steps_repeated=max(0, furthest - verdict.state),
         )
     if groups and live and lost:
         rows = agree_on_rows(reports, groups)
         verdict = replace(rows, obstacle=rows.obstacle or verdict.obstacle)
-    rest = verdict.obstacle, reports, verdict.state, verdict.groups
-    return Agreement("partial", chosen.step, source, lost, account, *rest)
+    steps: list[Step] = [Read(None), Broadcast(source, buffers=True), Compare(buffers=True)]
+    if groups:
+        steps.insert(2, Encode(tuple(ranks), begins=True))
+        if verdict.state is not None:
+            steps.insert(0, _rebuild(verdict.state, reports, verdict.groups, visits=True))
+        steps.insert(0, Return(None))
+    return Decision("partial", chosen.step, source, lost, account, tuple(steps), verdict.obstacle)
 
 
-def require_wanted_start(agreement: Agreement) -> None:
+def _exact_steps(state: int, reports: Sequence[Report], groups: Sequence[Group]) -> list[Step]:
+    """Return the steps to one state; a loss amid them finds each survivor at a known state."""
+    rebuild = _rebuild(state, reports, groups, visits=False)
+    encode = Encode(rebuild.lacking, begins=False)
+    return [Return(state), rebuild, Broadcast(None, False), encode, Compare(buffers=False)]
+
+
+def _rebuild(
+    state: int, reports: Sequence[Report], groups: Sequence[Group], *, visits: bool
+) -> Rebuild:
+    ranks = [rank for group in groups for rank in group]
+    lost = tuple(rank for rank in ranks if reports[rank].own is None)
+    source = next(rank for rank in ranks if rank not in lost)
+    lacking = tuple(rank for group in groups for rank in to_encode(reports, group))
+    return Rebuild(state, source, lost, tuple(groups), lacking, visits)
+
+
+def require_wanted_start(decision: Decision) -> None:
     """Raise StoreError if a full recovery would abandon points, because a store lacks them all."""
-    if not agreement.forgets_points:
+    if not decision.forgets_points:
         return
     known = "; ".join(
         f"worker {rank}: {', '.join(map(str, points)) or 'none'}"
-        for rank, points in enumerate(agreement.points)
+        for rank, points in enumerate(decision.points)
     )
     raise StoreError(
         f"no full-recovery point is in the stores of all workers ({known}), so full recovery would "

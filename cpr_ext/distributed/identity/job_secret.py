@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from cpr_ext.errors import UsageError
@@ -66,21 +67,31 @@ def require_secret(secret: str | None, place: str) -> bytes:
     return secret.encode()
 
 
-def hand_over(environment: MutableMapping[str, str], folder: Path) -> None:
+def hand_over(environment: MutableMapping[str, str], folder: Path) -> Callable[[], None]:
     """Have processes started with ``environment`` find the job's secret in a file in ``folder``.
 
     A secret in the environment itself moves to that file; without any, a new one is made. A file
     that is named already stays.
+
+    Returns:
+        What makes the file again if something has removed it, such as a cleaner of temporary files.
 
     Raises:
         UsageError: see :func:`read_secret`.
     """
     secret = read_secret(environment)
     if environment.get(SECRET_FILE):
-        return
-    path = folder / "secret"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret or secrets.token_hex(32))
+        return lambda: None
+    path, text = folder / "secret", secret or secrets.token_hex(32)
+
+    def write() -> None:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+                file.write(text)
+
+    write()
     environment.pop(SECRET, None)
     environment[SECRET_FILE] = str(path)
+    return write

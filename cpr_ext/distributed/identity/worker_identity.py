@@ -6,18 +6,18 @@ with it the same shards and store directory. The world size never changes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpr_ext.distributed.identity import descriptors
 from cpr_ext.distributed.identity.job_secret import read_secret
-from cpr_ext.distributed.identity.lock_holders import describe_holders
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.storage.filesystem import make_directory, open_regular
 from cpr_ext.storage.job_stores import worker_directory as worker_directory
@@ -37,13 +37,57 @@ _POLL_SECONDS = 0.05
 _ASK_SECONDS = 1.0  # from one question whether a holder is given up to the next
 
 
+def lock_holders(path: Path) -> list[int]:
+    """Return the processes of this machine that hold a lock on ``path``, as far as we may see."""
+    with contextlib.suppress(OSError):
+        wanted = path.stat()
+        return sorted(pid for pid in _processes() if _holds(pid, (wanted.st_dev, wanted.st_ino)))
+    return []
+
+
+def describe_holders(path: Path, taken_by: str) -> str:
+    """Say who holds the lock on ``path``, as a clause.
+
+    Args:
+        taken_by: process number that the lock file names; may be empty or of a dead process.
+    """
+    holders = lock_holders(path)
+    names = ", ".join(map(str, holders))
+    if taken_by in map(str, holders):
+        return f"is still process {taken_by}"
+    if holders:
+        return f"is gone, but what it started still holds its lock: process {names}"
+    return f"is perhaps still process {taken_by or 'unknown'}, which is not seen from this machine"
+
+
+def _processes() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            yield int(entry.name)
+
+
+def _holds(pid: int, wanted: tuple[int, int]) -> bool:
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed by now
+                found = descriptor.stat()
+                if (found.st_dev, found.st_ino) == wanted and _is_locked(pid, descriptor.name):
+                    return True
+    return False
+
+
+def _is_locked(pid: int, descriptor: str) -> bool:
+    return "FLOCK" in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+
+
 @dataclass(frozen=True)
 class TimeOuts:
     """How long a worker waits, and for what.
 
     Attributes:
         collective_seconds: for its peers in a collective; one that is silent for longer counts as
-            hung. Longer than the slowest step, or a slow worker is taken for a hung one.
+            hung. If it meets the others after all, it was slow. They try the step again, and wait
+            four times as long from there on.
         join_seconds: until all workers are there, replacements included; then the job ends.
         heartbeat_seconds: between two signs of life in the rendezvous; with five missing, a worker
             that died while it waited is not waited with any longer. At least 0.5.

@@ -1,11 +1,13 @@
 """What members of a parity group send each other; each call is made by all members.
 
-Members are numbered in their group here. Everything crosses as numbers and raw bytes.
+Members are numbered in their group here. Everything crosses as numbers and raw bytes. Each call
+raises PeerLostError if a member is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from cpr_ext.distributed.collective.torch_private import time_out_of
 from cpr_ext.distributed.parity.held_parity import KeptPart
 from cpr_ext.distributed.parity.protocol import Soundness
+from cpr_ext.errors import PeerLostError
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
 _WORDS, _SIZES, _XORED, _BROADCAST, *_PIECES = range(7)  # tags
@@ -95,7 +98,8 @@ def send_to(inner: dist.ProcessGroup, member: int, message: Message) -> None:
 
 def acknowledge(inner: dist.ProcessGroup) -> None:
     """Wait until all members have called it."""
-    inner.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+    with _minding():
+        inner.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
 
 
 def hand_over(
@@ -108,7 +112,7 @@ def hand_over(
             _send(inner, values, receiver, tag)
         return part
     sizes = torch.empty(len(_PIECES), dtype=torch.int64)
-    _wait_for(inner, [inner.recv([sizes], sender, _SIZES)])
+    _wait_for(inner, [_receive(inner, sizes, sender, _SIZES)])
     received, works = _receive_part(inner, sizes.tolist(), sender)
     _wait_for(inner, works)
     return received
@@ -150,7 +154,8 @@ def xor_to_root(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> Non
     options = dist.ReduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
     options.rootRank = root
-    inner.reduce([words], options).wait()
+    with _minding():
+        inner.reduce([words], options).wait()
 
 
 def _xor_directly(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
@@ -169,23 +174,27 @@ def broadcast_words(inner: dist.ProcessGroup, source: int, words: torch.Tensor) 
     if not words.numel():
         return
     if inner.rank() != source:
-        _wait_for(inner, [inner.recv([words], source, _BROADCAST)])
+        _wait_for(inner, [_receive(inner, words, source, _BROADCAST)])
         return
     members = [member for member in range(inner.size()) if member != source]
-    _wait_for(inner, [inner.send([words], member, _BROADCAST) for member in members])
+    with _minding():
+        works = [inner.send([words], member, _BROADCAST) for member in members]
+    _wait_for(inner, works)
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:
     if values is not None and values.numel():
-        _wait_for(inner, [inner.send([values], member, tag)])
+        with _minding():
+            inner.send([values], member, tag).wait(time_out_of(inner))
 
 
 def _wait_for(inner: dist.ProcessGroup, works: Sequence[dist.Work | None]) -> None:
     """Wait for messages as long as for a collective; gloo's own time-out is that of connecting."""
     time_out = time_out_of(inner)
-    for work in works:
-        if work is not None:
-            work.wait(time_out)
+    with _minding():
+        for work in works:
+            if work is not None:
+                work.wait(time_out)
 
 
 def _receive_part(
@@ -199,4 +208,15 @@ def _receive_part(
 def _receive(
     inner: dist.ProcessGroup, values: torch.Tensor, member: int, tag: int
 ) -> dist.Work | None:
-    return inner.recv([values], member, tag) if values.numel() else None
+    with _minding():
+        return inner.recv([values], member, tag) if values.numel() else None
+
+
+@contextmanager
+def _minding() -> Iterator[None]:
+    """Turn what gloo raises, which a lost member causes, into PeerLostError."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.with_traceback(None)  # its frames refer to the connections
+        raise PeerLostError(f"a member of a parity group was lost: {error}") from error

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
-from cpr_ext.distributed.collective.process_group import Round
+from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.distributed.collective.recovery_decision import Encode, Rebuild
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
-from cpr_ext.distributed.parity.connections import GroupConnections
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.exchange import (
     Message,
+    broadcast_words,
     exchange,
     gather_numbers,
     hand_over,
 )
 from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
-from cpr_ext.distributed.parity.late_rows import LateRows
-from cpr_ext.distributed.parity.no_parity import NoParity
-from cpr_ext.distributed.parity.options import Parity, require_same_options, shared_options
+from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import hosts_by_count, place
+from cpr_ext.distributed.parity.placement import Group, holders, hosts_by_count, part_held, place
 from cpr_ext.distributed.parity.protection import Protection
 from cpr_ext.distributed.parity.protocol import Piece, Report, Soundness
-from cpr_ext.distributed.parity.rebuild_plan import (
-    exchange_pieces,
-    note_decoded_first,
-    pieces_of,
-)
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
-from cpr_ext.distributed.parity.refusals import (
-    refuse_unprotected,
-    require_memory,
-)
+from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
+from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
@@ -53,8 +46,199 @@ logger = logger_of("parity")
 _BYTES_PER_SECOND_AGAIN = 100_000_000
 
 
-class ParityMember(NoParity):
+class GroupConnections:
+    """Connects the members of a group; of a round that is over, nothing refers to them.
+
+    Args:
+        number: of the group.
+        rank: of this worker.
+    """
+
+    def __init__(self, number: int, group: Group, rank: int) -> None:
+        self._name = f"parity-{number}"
+        self._group = group
+        self._me = group.index(rank)
+        self._network: ReformableGroup | None = None
+        self._inner: dist.ProcessGroup | None = None
+        self._round = 0
+
+    @property
+    def inner(self) -> dist.ProcessGroup:
+        """Those of this round."""
+        assert self._inner is not None
+        return self._inner
+
+    def connect(self, this_round: Round) -> dist.ProcessGroup:
+        """Connect the group in a new round; all its members call it.
+
+        Raises:
+            PeerLostError: not all did.
+        """
+        if self._network is None:
+            self._network = ReformableGroup(self._me, len(self._group), self._name)
+        self._round += 1
+        self._network.configure(this_round)
+        self._inner = self._network.connect()
+        return self._inner
+
+    def release(self) -> None:
+        """Close them."""
+        self._release(self._round)
+
+    def releasing(self) -> Callable[[], None]:
+        """Return what closes those of this round, whenever it is called; from any thread."""
+        return partial(self._release, self._round)
+
+    def interrupt(self, of_round: Round) -> None:
+        """Close those of a round; called from any thread."""
+        if self._network is not None:
+            self._network.interrupt(of_round)
+
+    def _release(self, of_round: int) -> None:
+        if of_round == self._round and self._network is not None:
+            self._inner = None
+            self._network.abort()
+
+
+class LateRows:
+    """Has the group decode rows of one worker when it needs them, and checks what was decoded.
+
+    Args:
+        rank: of the worker.
+
+    Attributes:
+        sender: of this round; None: it has not begun, or has ended.
+        own: the worker's rows.
+        was_bypassed: something read missing rows past the tables' modules.
+    """
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.sender: Sender | None = None
+        self.own: OwnRows
+        self.was_bypassed = False
+        self._group = group
+        self._rank = rank
+
+    def attach(self, own: OwnRows) -> None:
+        """Follow the rows of a new job."""
+        self.own = own
+        own.missing.note_bypassed = self._note_bypassed
+
+    def fetch(self, number: int, row_ids: torch.Tensor) -> None:
+        """Have the group decode missing rows (n,) of the table at a position.
+
+        Raises:
+            PeerLostError: a peer was lost, or the round has ended.
+        """
+        missing = self.own.missing
+        if self.sender is None:
+            raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
+        places = missing.places(number, row_ids)
+
+        def take(words: torch.Tensor) -> None:
+            self.own.layout.scatter(places, words)
+            missing.note_rows(number, row_ids)
+
+        described = describe_rows(self.own.bounds, places, missing.width(number))
+        self.sender.fetch(RowRequest(described, take))
+
+    def complete(self) -> None:
+        """Return once all rows are there.
+
+        Raises:
+            PeerLostError: a peer was lost, or the rebuilt rows are wrong.
+        """
+        if self.own.missing.is_any and self.sender is not None:
+            self.sender.fetch(RowRequest(None))
+
+    def may_save(self, waits: bool) -> bool:
+        """Return whether all rows are there for a snapshot; ``waits``: see to it that they are."""
+        if waits:
+            self.complete()
+        return not self.own.missing.is_any
+
+    def check(self, piece: Piece, *, is_last: bool) -> None:
+        """Compare rows that were decoded with their checksums; what is wrong is an obstacle."""
+        own, missing = self.own, self.own.missing
+        end = own.layout.num_words if is_last else self.words_of(piece)[1]
+        own.find_wrongly_rebuilt(missing.below, end)
+        if not own.obstacle:
+            missing.below = end
+            if is_last:
+                missing.end()
+
+    def words_of(self, piece: Piece) -> tuple[int, int]:
+        """Return the words of the worker's shard of which a piece is."""
+        first = self.own.bounds[part_held(self._group, piece.holder, self._rank)]
+        return first + piece.begin, first + piece.end
+
+    def _note_bypassed(self) -> None:
+        self.was_bypassed = True
+
+
+_FIELDS = len(Piece._fields)
+
+
+def pieces_of(group: Group, lost: int, own: OwnRows) -> list[list[Piece]]:
+    """Return the pieces to decode before and during training, each in ascending order.
+
+    Tables whose lookups cannot wait come before; if no row is missing, all do.
+    """
+    missing = own.missing
+    if not missing.is_any:
+        return [_pieces_within(group, lost, own, 0, own.layout.num_words), []]
+    pieces: list[list[Piece]] = [[], []]
+    for number in range(len(own.layout.records)):
+        waits = missing.is_served(number)
+        pieces[waits] += _pieces_within(group, lost, own, *missing.span(number))
+    if not pieces[True]:
+        missing.end()
+    return pieces
+
+
+def note_decoded_first(own: OwnRows) -> None:
+    """Note that the rows are there that are decoded before training, and no others."""
+    if own.missing.is_any:
+        for number in range(len(own.layout.records)):
+            if not own.missing.is_served(number):
+                own.missing.note_table(number)
+
+
+def exchange_pieces(
+    inner: dist.ProcessGroup, source: int, pieces: list[list[Piece]]
+) -> list[list[Piece]]:
+    """Return the pieces that member ``source`` gives, on all members."""
+    counts = torch.tensor([len(some) for some in pieces])
+    broadcast_words(inner, source, counts)
+    numbers = torch.tensor([piece for some in pieces for piece in some], dtype=torch.int64)
+    if inner.rank() != source:
+        numbers = torch.empty(int(counts.sum()), _FIELDS, dtype=torch.int64)
+    if numbers.numel():
+        broadcast_words(inner, source, numbers)
+    found = [Piece(*values) for values in numbers.tolist()]
+    before = int(counts[0])
+    return [found[:before], found[before:]]
+
+
+def _pieces_within(group: Group, lost: int, own: OwnRows, begin: int, end: int) -> list[Piece]:
+    """Return the words [begin, end) of the shard, cut by the holders of their parity."""
+    found = []
+    bounds = zip(holders(group, lost), own.bounds, own.bounds[1:], strict=False)
+    for holder, first, last in bounds:
+        start, stop = max(begin, first), min(end, last)
+        if start < stop:
+            found.append(Piece(holder, lost, start - first, stop - first))
+    return found
+
+
+class ParityMember:
     """Protects the rows of one worker, and holds parity of others'.
+
+    Attributes:
+        groups: all parity groups of the job.
+        nodes: of the ranks of its own.
+        extra_state: the caller's, of the state that was returned to or rebuilt last.
+        has_spoiled_rows: it lost its rows, and a rebuild of them did not end.
 
     Raises:
         UsageError: the groups do not fit the job.
@@ -78,9 +262,11 @@ class ParityMember(NoParity):
         self._held = HeldParity(parity.every_steps)
         self._later: list[Piece] = []  # lost rows that are decoded during training
         self._serves = False  # lookups wait for missing rows while training
+        self.extra_state: Any = None
+        self.has_spoiled_rows = False
 
     @property
-    def is_protected(self) -> bool:  # type: ignore[override]
+    def is_protected(self) -> bool:
         """Whether any one worker of the group could be rebuilt now."""
         return self._metrics.protected
 
@@ -95,7 +281,6 @@ class ParityMember(NoParity):
         self._held.forget()
         self.has_spoiled_rows = False
         checkpointer.metrics.parity = self._metrics
-        self._protection.publish = checkpointer.rewinding.publish_metrics
         checkpointer.rewinding.hold_snapshots(self._late.may_save)
         self._own = OwnRows(
             checkpointer,
@@ -114,29 +299,24 @@ class ParityMember(NoParity):
         obstacle = self._own.obstacle or self._held.obstacle
         return Report(self._own.log, self._held.logs if self._held.is_encoded else {}, obstacle)
 
-    def note_machines(self, machines: Sequence[str]) -> None:
-        """Note on which machine each worker of the new round is."""
-        self._protection.note_machines(machines)
-
-    def connect(self, this_round: Round) -> None:
+    def connect(self, this_round: Round, machines: Sequence[str]) -> None:
         """Connect the group in a new round; all its members call it.
+
+        Args:
+            machines: the address of each worker of the job.
 
         Raises:
             PeerLostError: not all did.
-            WorkersDifferError: a member has other options, or its rows are cut otherwise than
-                before.
+            WorkersDifferError: its rows are cut otherwise than before.
         """
         self.stop()
+        self._protection.note_machines(machines)
         self._protection.end_until_encoded()
         inner = self._connections.connect(this_round)
-        options = shared_options(self._parity)
-        numbers = [self._late.was_bypassed, *options, *self._own.part_words]
-        with self._connections.minding():
-            found = gather_numbers(inner, numbers)
+        numbers = [self._late.was_bypassed, *self._own.part_words]
+        found = gather_numbers(inner, numbers)
         was_bypassed = any(given[0] for given in found)
-        first_size = 1 + len(options)
-        require_same_options(self._group, [given[1:first_size] for given in found])
-        sizes = [given[first_size:] for given in found]
+        sizes = [given[1:] for given in found]
         rate = self._parity.rebuild_bytes_per_second
         self._serves, self._later = rate is not None and not was_bypassed, []
         self._keep_alive_seconds = this_round.time_out.total_seconds() / 4
@@ -154,114 +334,117 @@ class ParityMember(NoParity):
                 f"worker {self._rank}, {self._held.words.numel()} before; start all again"
             )
 
-    def begin(self, state: int, extra_state: Any) -> None:
-        """This worker holds rows and dense state as of ``state``, of which there is no parity."""
-        self._held.forget()
-        self._obstacle = ""
-        self._own.begin(state, extra_state)
-
-    def abandon_step(self) -> bool:
-        """Put a live worker to the newest step that it has completed; True if it is known."""
-        has_returned = self._own.abandon_step()
-        self.extra_state = self._own.extra_state
-        return has_returned
-
-    def encode_all(self, state: int) -> None:
-        """Encode the parity of the whole group, whose members are at ``state``, and protect."""
-        self._progress.begin(self._bytes_to_encode(self._group))
-        self._encode_all_of(self._group, state)
-
-    def go_back(self, state: int) -> None:
-        """Return to an earlier state, which all agreed on.
-
-        Raises:
-            PeerLostError: rows changed outside their optimizer; parity must not be used.
-        """
-        self._own.go_back(state)
-        self.extra_state = self._own.extra_state
-        self._held.go_back(state)
-        if not self._serves:  # else rebuilt rows are looked at, bit by bit, during training
-            self._own.find_wrong_rows()
-        self._require_no_obstacle()
-
-    @contextmanager
-    def visiting(self, state: int) -> Iterator[None]:
-        """Put the rows to an earlier state, which all agreed on, inside the block.
-
-        Raises:
-            PeerLostError: rows changed outside their optimizer; parity must not be used.
-        """
-        self._held.go_back(state)
-        with self._own.visiting(state):
-            self._own.find_wrong_rows()
-            self._require_no_obstacle()
-            yield
-
-    def whole_copy(self, state: int) -> DensePart:
-        """Return the dense state of an earlier state."""
-        return self._own.whole_copy(state)
-
-    def rebuild(
-        self, reports: Sequence[Report], state: int, whole: DensePart, *, may_serve: bool
-    ) -> int:
-        """Decode the lost rows of the group, and put its worker to ``state``.
+    def return_to(self, state: int | None) -> None:
+        """Put a worker that kept its rows to an earlier state, or to its newest complete one.
 
         Args:
-            reports: of all workers, as they agreed by.
-            whole: of a worker that kept its state.
-            may_serve: rows may be left to be decoded during training.
+            state: which all agreed on; None: the newest step that this worker has completed.
+
+        Raises:
+            PeerLostError: rows changed outside their optimizer; parity must not be used.
+        """
+        if state is None:
+            self._own.abandon_step()
+        else:
+            self._own.go_back(state)
+            self._held.go_back(state)
+            if not self._serves:  # else rebuilt rows are looked at, bit by bit, during training
+                self._own.find_wrong_rows()
+        self.extra_state = self._own.extra_state
+        if state is not None:
+            self._require_no_obstacle()
+
+    def rebuild(self, step: Rebuild, share: Callable[[DensePart | None], DensePart]) -> int:
+        """Decode the lost rows of the group, and put its worker to their state.
+
+        Rows may be left to be decoded during training, if survivors are at that state, too.
+
+        Args:
+            share: gives all workers what one has of the dense state.
 
         Returns:
             The rows that this worker gets.
 
         Raises:
-            PeerLostError: a peer was lost, or the rebuilt rows are wrong.
+            PeerLostError: a peer was lost, the rebuilt rows are wrong, or rows of a survivor
+                changed outside their optimizer.
         """
-        is_lost = reports[self._rank].own is None
-        self.has_spoiled_rows = is_lost
-        rows = sum(table.num_embeddings for table in self._own.tables) if is_lost else 0
-        to_decode = protocol.to_decode(reports, self._group)
-        words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
-        to_encode = protocol.to_encode(reports, self._group)
-        self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
-        with self._connections.minding():
+        is_lost, takes_part = self._rank in step.lost, self._group in step.groups
+        with ExitStack() as visit:
+            if step.visits and takes_part and not is_lost:
+                self._held.go_back(step.state)
+                visit.enter_context(self._own.visiting(step.state))
+                self._own.find_wrong_rows()
+                self._require_no_obstacle()
+            if step.lost:
+                has_it = self._rank == step.source
+                whole = share(self._own.whole_copy(step.state) if has_it else None)
+            if not takes_part:
+                return 0
+            self.has_spoiled_rows = is_lost
+            rows = sum(table.num_embeddings for table in self._own.tables) if is_lost else 0
+            to_decode = protocol.to_decode(step.lost, self._group)
+            words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
+            self._progress.begin(8 * words + self._bytes_to_encode(step.lacking), rows)
             for lost in dict.fromkeys(lost for lost, _ in to_decode):
-                self._rebuild(lost, state, whole, may_serve=may_serve and self._serves)
+                self._rebuild(lost, step, whole)
         self.has_spoiled_rows = is_lost and bool(self._later)
         return rows
 
-    def _rebuild(self, lost: int, state: int, whole: DensePart, *, may_serve: bool) -> None:
+    def _rebuild(self, lost: int, step: Rebuild, whole: DensePart) -> None:
         inner, at = self._connections.inner, self._group.index(lost)
         pieces: list[list[Piece]] = [[], []]
         if lost == self._rank:
-            if may_serve:
+            if self._serves and not step.visits:
                 self._own.missing.begin()
             pieces = pieces_of(self._group, lost, self._own)
         now, self._later = exchange_pieces(inner, at, pieces)
         for piece in now:
-            self._codec.run(inner, piece, state)
+            self._codec.run(inner, piece, step.state)
         if lost == self._rank:  # not before, as rows that are there are not overwritten
             note_decoded_first(self._own)
-        self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole, now)
+        self._hand_over_own_part(at, (at + 1) % len(self._group), step.state, whole, now)
 
-    def encode_missing(self, reports: Sequence[Report], state: int) -> None:
-        """Encode the parity that the group lacks, and protect."""
-        self._encode_all_of(protocol.to_encode(reports, self._group), state)
+    def encode(self, step: Encode, state: int, extra_state: Any) -> None:
+        """Encode the parity that the group lacks, now or during training, and send deltas.
 
-    def complete_rows(self) -> None:
-        """Return once all rows of this worker are there.
+        Args:
+            state: of the rows and the dense part of all members.
+            extra_state: of the caller, who has not seen it yet.
+        """
+        if step.begins:
+            self._held.forget()
+            self._obstacle = ""
+            self._own.begin(state, extra_state)
+            self._progress.begin(self._bytes_to_encode(step.lacking))
+        parity, codec = self._parity, self._codec
+        rate = parity.rebuild_bytes_per_second if self._later else parity.encode_bytes_per_second
+        lacking = [rank for rank in self._group if rank in step.lacking]
+        pieces = [*self._later, *map(codec.to_encode, lacking)]
+        encoding = None
+        if self._rank in lacking:
+            self._begin_held(state)
+        if rate is not None and pieces:
+            encoding = BackgroundEncoding(
+                codec, pieces, rate, self._note_encoded, self._note_decoded
+            )
+        else:
+            for piece in pieces:
+                codec.run(self._connections.inner, piece, state)
+        self._start_sending(state, encoding)
+        if encoding is None:
+            self._note_encoded()
+            self._say_protection(state)
+
+    def complete(self) -> None:
+        """Return once all rows of this worker are there, and all holders have its deltas.
+
+        No message is under way then.
 
         Raises:
             PeerLostError: a peer was lost, or the rebuilt rows are wrong.
         """
         self._late.complete()
-
-    def complete_deltas(self) -> None:
-        """Return once all holders have the deltas of this worker; no message is under way then.
-
-        Raises:
-            PeerLostError: a peer was lost.
-        """
         if (sender := self._late.sender) is not None:
             sender.wait_until_sent()
 
@@ -301,27 +484,6 @@ class ParityMember(NoParity):
         """Close the connections of a round; called from any thread."""
         self._connections.interrupt(of_round)
 
-    def _encode_all_of(self, holders: Sequence[int], state: int) -> None:
-        """Encode the parity of these members, now or during training, and send deltas."""
-        parity, codec = self._parity, self._codec
-        rate = parity.rebuild_bytes_per_second if self._later else parity.encode_bytes_per_second
-        pieces = [*self._later, *map(codec.to_encode, holders)]
-        encoding = None
-        if self._rank in holders:
-            self._begin_held(state)
-        with self._connections.minding():
-            if rate is not None and pieces:
-                encoding = BackgroundEncoding(
-                    codec, pieces, rate, self._note_encoded, self._note_decoded
-                )
-            else:
-                for piece in pieces:
-                    codec.run(self._connections.inner, piece, state)
-            self._start_sending(state, encoding)
-        if encoding is None:
-            self._note_encoded()
-            self._say_protection(state)
-
     @property
     def _rate_again(self) -> int:
         return self._parity.encode_bytes_per_second or _BYTES_PER_SECOND_AGAIN
@@ -359,8 +521,8 @@ class ParityMember(NoParity):
         if self._protection.say(step, self._held.words.nbytes):
             self._progress.end()
 
-    def _bytes_to_encode(self, holders: Sequence[int]) -> int:
-        return 8 * sum(self._codec.parity_words(holder) for holder in holders)
+    def _bytes_to_encode(self, lacking: Sequence[int]) -> int:
+        return 8 * sum(self._codec.parity_words(rank) for rank in self._group if rank in lacking)
 
     def _hand_over_own_part(
         self, lost: int, keeper: int, state: int, whole: DensePart, there: Sequence[Piece]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpr_ext.distributed.parity.placement import Group
-from cpr_ext.errors import UsageError, WorkersDifferError
+from cpr_ext.errors import UsageError
 from cpr_ext.runtime.validation import as_whole_number
 
 DEFAULT_DELTA_BYTES = 256 << 20
-_SHARED = ("every_steps", "encode_bytes_per_second", "rebuild_bytes_per_second")
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,4 @@ class Parity:
             raise UsageError(
                 f"rebuild_bytes_per_second goes with every_steps=1, not {self.every_steps}: rows "
                 "are rebuilt from the newest step, whose changes the holders must have"
-            )
-
-
-def shared_options(parity: Parity) -> list[int]:
-    """Return the options that all members of a group must have alike; None is 0."""
-    return [getattr(parity, name) or 0 for name in _SHARED]
-
-
-def require_same_options(group: Group, found: Sequence[Sequence[int]]) -> None:
-    """Raise WorkersDifferError unless the :func:`shared_options` of all members are the same."""
-    for number, name in enumerate(_SHARED):
-        values = {rank: given[number] for rank, given in zip(group, found, strict=True)}
-        if len(set(values.values())) > 1:
-            raise WorkersDifferError(
-                f"Parity({name}=...) differs by worker: {values}; give all of them the same"
             )

@@ -15,17 +15,224 @@ from cpr_ext._native import native
 from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
-from cpr_ext.distributed.parity.device_copies import DeviceCopies
 from cpr_ext.distributed.parity.held_parity import KeptPart
-from cpr_ext.distributed.parity.key_copies import KeyCopies
 from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
-from cpr_ext.distributed.parity.row_checksums import RowChecksums
 from cpr_ext.errors import PeerLostError, UsageError
+from cpr_ext.runtime.cuda import device_of
 from cpr_ext.state.dense_state import DensePart, own_part
-from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.state.slot_keys import is_key_array, require_same_form
 from cpr_ext.state.table import Table
+
+
+class DeviceCopies:
+    """Copies in host memory of the tables whose rows are on a GPU, which parity protects.
+
+    A copy has the rows as of the newest completed step. What leads rows back changes the copies,
+    from which the GPU's rows are then restored. Other tables are not copied.
+
+    Args:
+        arrays: weight and state of each table, (num_embeddings, ...) each.
+    """
+
+    def __init__(self, arrays: Sequence[Sequence[torch.Tensor]]) -> None:
+        #: Of each table the copies, or the arrays themselves.
+        self.arrays: list[list[torch.Tensor]] = []
+        self._copied: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._noted: dict[int, list[torch.Tensor]] = {}
+        for number, given in enumerate(arrays):
+            own = [array.detach() for array in given]
+            found = own
+            if device_of(given[0]) is not None:
+                found = [torch.empty_like(array, device="cpu").copy_(array) for array in own]
+                self._copied[number] = list(zip(own, found, strict=True))
+            self.arrays.append(found)
+
+    def note(self, number: int, row_ids: torch.Tensor) -> None:
+        """Note that rows (n,) of the table at a position are about to change."""
+        if number in self._copied:
+            self._noted.setdefault(number, []).append(row_ids)
+
+    def take(self) -> None:
+        """Copy the rows that were noted since the last call, for which the host waits."""
+        for array, copy, row_ids in self._changed():
+            copy[row_ids] = array[row_ids.to(array.device)].to(copy.device)
+
+    def take_all(self) -> None:
+        """Copy all rows, those too that something has changed unseen."""
+        self._noted.clear()
+        for array, copy in self._pairs():
+            copy.copy_(array)
+
+    def give_back(self) -> None:
+        """Restore the rows that were noted from their copies."""
+        for array, copy, row_ids in self._changed():
+            array[row_ids.to(array.device)] = copy[row_ids].to(array.device)
+
+    def give_back_all(self) -> None:
+        """Restore all rows from their copies."""
+        self._noted.clear()
+        for array, copy in self._pairs():
+            array.copy_(copy)
+
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [pair for pairs in self._copied.values() for pair in pairs]
+
+    def _changed(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        noted, self._noted = self._noted, {}
+        found = []
+        for number, row_ids in noted.items():
+            rows = torch.cat(row_ids).unique()  # type: ignore[no-untyped-call]
+            found += [(array, copy, rows) for array, copy in self._copied[number]]
+        return found
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+class KeyCopies:
+    """Keys and scores as of the newest completed step, which parity protects, table by table.
+
+    A map changes its keys at any time, and reports nothing. The copies change at the end of a step
+    only, in the slots that differ then. So they can be kept before they change, as rows are.
+
+    Args:
+        tables: those that are not keyed are left out.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = [table for table in tables if table.slots is not None]
+        self._copies = [
+            {name: array.clone() for name, array in sorted(table.key_arrays().items())}
+            for table in self._tables
+        ]
+        self._versions: list[object] = [None for _ in self._tables]
+
+    @property
+    def arrays(self) -> list[list[torch.Tensor]]:
+        """The copies of each table, (num_embeddings, ...) each."""
+        return [list(copies.values()) for copies in self._copies]
+
+    @property
+    def names(self) -> list[str]:
+        """What each table's copies are, for messages."""
+        return [f"the keys of table '{table.name}'" for table in self._tables]
+
+    def take(self, note: Callable[[int, torch.Tensor], None] = lambda number, slots: None) -> None:
+        """Copy what differs.
+
+        Args:
+            note: called before the slots (n,) of the table at a position are copied.
+
+        Raises:
+            UsageError: a map is wrong, or has other scores than before.
+        """
+        for number, (table, copies) in enumerate(zip(self._tables, self._copies, strict=True)):
+            assert table.slots is not None
+            version = table.slots.version()
+            if version is not None and version == self._versions[number]:
+                continue
+            table.slots.refresh()
+            arrays = table.key_arrays()
+            require_same_form(table.name, arrays, copies)
+            slots = _differing(arrays, copies)
+            if len(slots):
+                note(number, slots)
+                for name, copy in copies.items():
+                    copy[slots] = arrays[name].detach()[slots]
+            self._versions[number] = version
+
+    def give_back(self) -> None:
+        """Put keys and scores back to the copies, and have the maps built again."""
+        for number, (table, copies) in enumerate(zip(self._tables, self._copies, strict=True)):
+            assert table.slots is not None
+            for name, array in table.slots.arrays().items():
+                array.detach().copy_(copies[name])
+            table.slots.rebuild()
+            self._versions[number] = table.slots.version()
+
+
+def _differing(arrays: dict[str, torch.Tensor], copies: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return (n,) the slots that differ in any bit, ascending."""
+    found = [
+        torch.nonzero((now != then).reshape(len(now), -1).any(1)).flatten()
+        for name, copy in copies.items()
+        for now, then in [(_bits(arrays[name]), _bits(copy))]
+        if not torch.equal(now, then)
+    ]
+    if not found:
+        return torch.empty(0, dtype=torch.int64)
+    return found[0] if len(found) == 1 else torch.cat(found).unique()  # type: ignore[no-untyped-call]
+
+
+def _bits(array: torch.Tensor) -> torch.Tensor:
+    return array.detach().view(_INTEGERS.get(array.element_size(), torch.int64))
+
+
+# The rows of a shard are hashed in so many blocks: 32 KB to send per delta, whatever its size.
+_BLOCKS = 4096
+_MOST_THREADS = 4
+
+
+class RowChecksums:
+    """Follows the deltas of a shard: what they say is in the checksums, and nothing else.
+
+    So rows that something else has changed differ from them (:meth:`find_wrong_rows`).
+
+    Args:
+        layout: of the shard.
+        names: of the layout's tables, for messages.
+    """
+
+    def __init__(self, layout: Any, names: Sequence[str]) -> None:
+        self._names = names
+        threads = native.ThreadPool(num_threads=min(_MOST_THREADS, torch.get_num_threads()))
+        self._native = native.ShardChecksums(layout, max_blocks=_BLOCKS, pool=threads)
+        self._known: dict[int, torch.Tensor] = {}  # by state
+
+    def begin(self, state: int) -> None:
+        """Take the rows as they are: they are of ``state``."""
+        self._native.read()
+        self._known = {state: self._values()}
+
+    def finish_delta(self, delta: Any, step: int, oldest: int) -> None:
+        """Complete a delta, which leads to ``step``; states before ``oldest`` are forgotten."""
+        delta.finish(self._native)
+        self._known = {s: values for s, values in self._known.items() if s >= oldest}
+        self._known[step] = self._values()
+
+    def of_state(self, state: int) -> torch.Tensor:
+        """Return the checksums of a state (n,) uint8."""
+        return self._known[state].view(torch.uint8)
+
+    def go_back(self, state: int) -> None:
+        """Take the checksums of an earlier state, whose rows are back."""
+        self._known = {s: values for s, values in self._known.items() if s <= state}
+        self._native.restore(self._known[state])
+
+    def restore(self, state: int, checksums: torch.Tensor) -> None:
+        """Take what :meth:`of_state` returned on another worker for these rows."""
+        self._known = {state: checksums.view(torch.int64)}
+        self._native.restore(self._known[state])
+
+    def find_wrong_rows(self, begin: int = 0, end: int | None = None) -> str:
+        """Return which rows are not those of the checksums; empty: all are.
+
+        Args:
+            begin, end: look only at blocks of rows that end after the word ``begin`` of the shard,
+                and not after ``end``; None: the last.
+        """
+        wrong = self._native.find_wrong_rows(begin, end)
+        if not wrong:
+            return ""
+        table, begin, end = wrong[0]
+        more = f", and {len(wrong) - 1} more blocks of rows" if len(wrong) > 1 else ""
+        return f"{self._names[table]}, among rows {begin} to {end - 1}{more}"
+
+    def _values(self) -> torch.Tensor:
+        values = self._native.values()  # of no rows, it has no stride
+        return torch.from_numpy(values) if values.size else torch.empty(0, dtype=torch.int64)
 
 
 class OwnRows:

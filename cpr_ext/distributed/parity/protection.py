@@ -1,8 +1,8 @@
-"""Whether a worker's rows are protected: in its metrics, in the log, and published at once."""
+"""Whether a worker's rows are protected: in its metrics and in the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cpr_ext.distributed.identity.own_address import is_loopback
 from cpr_ext.distributed.parity.placement import Group, crowded
@@ -18,13 +18,9 @@ class Protection:
     Args:
         rank: of the worker.
         metrics: are kept up to date.
-
-    Attributes:
-        publish: writes the metrics.
     """
 
     def __init__(self, rank: int, group: Group, metrics: ParityMetrics) -> None:
-        self.publish: Callable[[], None] = lambda: None
         self._rank = rank
         self._group = list(group)
         self._at_risk: dict[str | int, list[int]] = {}
@@ -64,12 +60,11 @@ class Protection:
         self._begins, self._obstacle = False, ""
 
     def end_until_encoded(self) -> None:
-        """Publish that the group has to encode what it lacks."""
+        """Say that the group has to encode what it lacks."""
         logger.info(
             "worker %d is not protected until parity group %s has encoded all it lacks",
             *(self._rank, self._group),
         )
-        self.publish()
 
     def end_for(self, obstacle: str) -> None:
         """Note that a loss in this group could not be rebuilt; called from any thread."""
@@ -97,6 +92,4 @@ class Protection:
                 "bytes",
                 *(self._rank, step, self._group, held_bytes),
             )
-        if obstacle or begins:
-            self.publish()
         return begins

@@ -205,10 +205,9 @@ def _logs(report: Report) -> list[Log]:
     return [] if report.own is None else [report.own, *report.held.values()]
 
 
-def to_decode(reports: Sequence[Report], group: Group) -> list[tuple[int, int]]:
+def to_decode(lost: Sequence[int], group: Group) -> list[tuple[int, int]]:
     """Return a group's lost parts in order: for each its worker and its parity's holder."""
-    lost = [rank for rank in group if reports[rank].own is None]
-    return [(rank, holder) for rank in lost for holder in holders(group, rank)]
+    return [(rank, holder) for rank in group if rank in lost for holder in holders(group, rank)]
 
 
 def to_encode(reports: Sequence[Report], group: Group) -> list[int]:

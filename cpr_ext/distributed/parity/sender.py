@@ -131,8 +131,10 @@ class Sender:
 
     def _wait_while(self, is_waiting: Callable[[], bool]) -> None:
         while is_waiting():
+            if isinstance(self._error, PeerLostError):
+                raise PeerLostError(f"parity group {list(self._group)}: {self._error}")
             if self._error is not None:
-                self._raise(self._error)
+                raise self._error
             if self._is_stopped:
                 raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
             self._changed.wait()
@@ -141,11 +143,6 @@ class Sender:
     def _lost(self) -> int | None:
         """The worker whose rows are decoded during training, if any is."""
         return None if self._encoding is None else self._encoding.lost
-
-    def _raise(self, error: BaseException) -> None:
-        if isinstance(error, RuntimeError):
-            raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
-        raise error
 
     def _run(self) -> None:
         try:

@@ -271,6 +271,8 @@ class Host:
         job.world_size = claim.world_size
         if meeting.replaces_unheard(claim, time.monotonic()):
             job.tell_of_loss(meeting.epoch, is_silent=True)
+        if meeting.has_left(claim, token):
+            job.tell_of_loss(meeting.epoch, is_silent=False)
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
             return {"round": meeting.round_id, "epoch": meeting.epoch, "members": job.members()}

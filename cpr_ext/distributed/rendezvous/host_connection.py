@@ -17,6 +17,8 @@ from cpr_ext.distributed.rendezvous import wire
 
 _ANSWER_SECONDS = 5.0  # for one answer of the host, and longer by so much for each worker:
 _EACH_SECONDS = 0.01
+# A host that is started again may have another in its place for moments.
+UNTRUSTED_SECONDS = 8.0
 _LOOK_SECONDS = 60
 _PAUSE_SECONDS = 0.1
 

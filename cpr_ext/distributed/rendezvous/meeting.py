@@ -134,6 +134,11 @@ class Meeting:
         """Return whether the newest complete round has this worker."""
         return token in self._members
 
+    def has_left(self, claim: Claim, token: str) -> bool:
+        """Return whether a process that waits is one of the newest round, which is over then."""
+        is_of_it = claim.epoch == self.epoch and self._is_holder(claim)
+        return is_of_it and not self.is_member(token)
+
     def held_by(self, claim: Claim) -> str:
         """Return who has this rank and is connected; empty: nobody else, as far as is known."""
         holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""

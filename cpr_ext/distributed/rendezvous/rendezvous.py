@@ -25,6 +25,7 @@ from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, sho
 from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
+    UNTRUSTED_SECONDS,
     HostConnection,
     HostError,
     RefusedError,
@@ -46,8 +47,6 @@ _REPORT_SECONDS = 10.0  # between two lines about a long wait
 _RETRY_SECONDS = 0.2
 _NO_ANSWER = ", which does not answer"
 _BYE_SECONDS = 1.0
-# A host that is started again may have another in its place for moments.
-_UNTRUSTED_SECONDS = 10.0
 
 
 class LeavingError(Exception):
@@ -68,6 +67,8 @@ class Rendezvous:
         lost_epoch: of the newest round of which a member is known to have ended.
         is_leaving: asked while this worker waits; if True, :meth:`join` raises LeavingError.
         machines: of the workers of the newest round, by rank, as addresses.
+        is_same: the newest round has the processes of the one before.
+        waited_for: the workers that were there last, if any was waited for.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -79,6 +80,8 @@ class Rendezvous:
         self.run: RunNote | None = None
         self.doubts_peers = False
         self.machines: tuple[str, ...] = ()
+        self.is_same = False
+        self.waited_for = ""
         self.is_leaving: Callable[[], bool] = lambda: False
         self._beacon = None if address is None else Beacon(address)
         self._places: dict[str, str] = {}  # of the members of that round, but this one
@@ -220,6 +223,8 @@ class Rendezvous:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
                     roster, places_by_rank = wire.unpack(answer["members"])
+                    self.is_same = self._roster == tuple(roster)
+                    self.waited_for = "" if missing == _NO_ANSWER else missing
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
                     self.machines = tuple(place.partition(" ")[0] for place in places_by_rank)
                     places = dict(zip(roster, places_by_rank, strict=True))
@@ -237,7 +242,7 @@ class Rendezvous:
                 untrusted_since = untrusted_since or time.monotonic()
                 if not isinstance(error, UntrustedHostError):
                     untrusted_since = None
-                elif time.monotonic() > untrusted_since + _UNTRUSTED_SECONDS:
+                elif time.monotonic() > untrusted_since + UNTRUSTED_SECONDS:
                     raise self._end(
                         f"{error}; give the rendezvous' host and all workers the same "
                         "CPR_JOB_SECRET_FILE"

@@ -86,8 +86,8 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         _of("snapshot_time"),
     ),
     Instrument(
-        *("cpr.proven.step", "{step}", "gauge", "Step of the newest proven full-recovery point."),
-        _of("proven_step"),
+        *("cpr.complete.step", "{step}", "gauge", "Step of the newest full-recovery point."),
+        _of("complete_step"),
     ),
     Instrument(
         *("cpr.written", "By", "counter", "Bytes of committed segments."), _of("bytes_written")
@@ -126,24 +126,17 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         _of("rows_changed_unseen"),
     ),
     Instrument(
-        *("cpr.scrub.passes", "{pass}", "counter", "Comparisons of all unchanged rows."),
-        _of("scrub_passes"),
+        *(
+            "cpr.checks",
+            "{check}",
+            "counter",
+            "Comparisons of unchanged rows, without a difference.",
+        ),
+        _of("checks"),
     ),
     Instrument(
-        *("cpr.round_trips", "{snapshot}", "counter", "Snapshots read back as captured."),
-        _of("round_trips"),
-    ),
-    Instrument(
-        *("cpr.round_trips.failed", "{snapshot}", "counter", "Snapshots not read back so."),
-        _of("round_trips_failed"),
-    ),
-    Instrument(
-        *("cpr.compactions", "{merge}", "counter", "Merges of a shard's segments."),
-        _of("compactions"),
-    ),
-    Instrument(
-        *("cpr.compactions.failed", "{merge}", "counter", "Merges that failed."),
-        _of("failed_compactions"),
+        *("cpr.read_backs.failed", "{snapshot}", "counter", "Snapshots read back as damaged."),
+        _of("read_backs_failed"),
     ),
     Instrument(
         *("cpr.remote.lag", "s", "gauge"),

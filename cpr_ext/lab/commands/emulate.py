@@ -97,7 +97,7 @@ _POSITIVE = Amount(above=0)
 @click.option("--reschedule-minutes", type=Amount(0), help="Replacing a node.")
 @click.option(
     "--precision",
-    type=click.Choice(["float16", "bfloat16", "int8", "int4"]),
+    type=click.Choice(["float16", "int8"]),
     help="Round the rows that CPR-SCAR, -MFU and -SSU save. Their saves are charged by their "
     "bytes.  [default: float32]",
 )
@@ -203,7 +203,7 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     minutes_given = _given(given, costs).items()
     new_costs = replace(scenario.costs, **{name: value / 60 for name, value in minutes_given})
     changes["parity"], _ = parity_costs(given, new_job, new_costs)
-    changes["rounding"] = _rounding(given, changes.get("fraction", scenario.fraction))
+    changes["rounding"] = _rounding(given)
     return replace(
         scenario,
         job=new_job,
@@ -217,7 +217,7 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     )
 
 
-def _rounding(given: dict[str, Any], fraction: float) -> EmulatedRounding | None:
+def _rounding(given: dict[str, Any]) -> EmulatedRounding | None:
     """Return the rounding asked for, with the bytes of the model that is trained."""
     from cpr_ext.lab.dlrm.presets import find_preset
     from cpr_ext.lab.emulation.strategies import EmulatedRounding
@@ -228,7 +228,7 @@ def _rounding(given: dict[str, Any], fraction: float) -> EmulatedRounding | None
             raise UsageError("--spend-bytes is of use only with --precision")
         return None
     rows = [RowSizes(1, find_preset(given["model"]).embedding_dim)]
-    share = bytes_share(rows, given["precision"], fraction)
+    share = bytes_share(rows, given["precision"])
     return EmulatedRounding(given["precision"], share, given["spend_bytes"])
 
 

@@ -96,13 +96,6 @@ Running the same command on a --store again continues from it, also after kill -
     "with all shards and train again; none: continue with the rows that remain.",
 )
 @click.option(
-    "--consistency",
-    type=click.Choice(["step", "row"]),
-    default="step",
-    show_default=True,
-    help="Capture a snapshot at one step, or spread over steps with bounded pauses.",
-)
-@click.option(
     "--criteo-encoding",
     type=click.Choice(["hash", "dictionary"]),
     default="hash",
@@ -203,7 +196,6 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
         failures=failures,
         recovery=given["recovery"],
         num_shards=given["shards"],
-        consistency=given["consistency"],
         seed=given["seed"],
         device=_device(given["device"]),
     )

@@ -55,7 +55,6 @@ class TrainOptions:
     failures: tuple[PlannedFailure, ...] = ()
     recovery: FailureResponse = "partial"
     num_shards: int = 8
-    consistency: Literal["row", "step"] = "step"
     seed: int = 0
     rebase_after: float | None = 4.0
     precision: Precision = field(default_factory=Precision)
@@ -178,7 +177,6 @@ class Trainer:
             options.store,
             priority=options.priority,
             schedule=EverySteps(options.every_steps),
-            consistency=options.consistency,
             num_shards=options.num_shards,
             extra_state=lambda: self._log.to_plain(),
             rebase_after=options.rebase_after,
@@ -288,6 +286,9 @@ class Trainer:
         self._note_loss(loss.item())
         if self._checkpointer is not None:
             begun = self._checkpointer.step(batch.batch_size)
+            if begun is not None and self._options.recovery == "full":
+                # An hour of an emulated job takes milliseconds, too few to check a point in.
+                self._checkpointer.wait()
             if begun is not None:
                 self._log.snapshots.append([self._num_samples, begun.kind])
         self._observe_now()

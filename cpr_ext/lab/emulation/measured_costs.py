@@ -46,7 +46,7 @@ class MeasuredSave:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """Of one server that holds one shard, with ``MostFrequentlyUsed`` and ``consistency="row"``.
+    """Of one server that holds one shard, with ``MostFrequentlyUsed``.
 
     Attributes:
         model, batch_size, fraction: what was trained meanwhile, and how much a save takes.
@@ -144,7 +144,6 @@ def measure_costs(
             directory,
             priority=MostFrequentlyUsed(fraction),
             schedule=trainer.schedule,
-            consistency="row",
             rebase_after=None,
             save_at_close=False,
         ) as checkpointer:

@@ -1,11 +1,13 @@
 """Objects in a directory, such as a mounted disk or NFS: a copy of a store without more packages.
 
-An object is a file. It is written under another name and synced. A hard link gives it its name,
-which fails if there is one of it; or a rename, which replaces that.
+An object is a file. It is written under another name and synced, and a rename gives it its name. A
+lock makes a comparison with the file that is there and the rename one step.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -21,7 +23,8 @@ from cpr_ext.storage.filesystem import (
     sync_directory,
 )
 
-_TEMPORARY = ".cpr-"  # how names of files begin that are being written
+_TEMPORARY = ".cpr-"  # how names of files begin that are no objects
+_LOCK = ".cpr-lock"
 
 
 class FileObjects:
@@ -29,16 +32,6 @@ class FileObjects:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-
-    def create(self, key: str, data: bytes) -> bool:
-        """See ``Objects``."""
-        with _named("create", key), self._new_file(key, [data]) as (new, path):
-            try:
-                os.link(new, path, follow_symlinks=False)
-            except FileExistsError:
-                return False
-            sync_directory(path.parent)
-            return True
 
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         """See ``Objects``."""
@@ -54,6 +47,29 @@ class FileObjects:
             if end is not None:
                 require_all_bytes(file.fileno(), begin + len(data), end)
             return data
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        """See ``Objects``; the tag is a digest."""
+        data = self.read(key)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def replace(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """See ``Objects``."""
+        with _named("replace", key), self._new_file(key, [data]) as (new, path):
+            lock = open_regular(path.with_name(_LOCK), os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    held: str | None = self.read_tagged(key)[1]
+                except FileNotFoundError:
+                    held = None
+                if held != tag:
+                    return None
+                new.replace(path)
+                sync_directory(path.parent)
+            finally:
+                os.close(lock)
+            return hashlib.sha256(data).hexdigest()
 
     def list(self, prefix: str) -> list[str]:
         """See ``Objects``."""

@@ -1,7 +1,7 @@
 """Object storage, as little of it as a remote store needs.
 
-An object is written whole and never changed. ``create`` makes one only if there is none of its
-name: every service offers it, and the file system does.
+An object is written whole. Only one ever changes, the one that names the others: a writer replaces
+it while its ETag is still the one that was read.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cpr_ext.errors import CprError, RemoteError, UsageError
-from cpr_ext.runtime.validation import as_number, require_kind, require_positive_or_none
-from cpr_ext.storage.remote.file_objects import FileObjects
+from cpr_ext.errors import CprError, RemoteError
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
 _USER = re.compile(r"(?<=://)[^\s\"']*@")  # and its password
 _SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")  # in the XML of S3 and Azure
@@ -50,122 +46,30 @@ def part_bytes(size_bytes: int) -> int:
 class Objects(Protocol):
     """What a remote store asks of object storage; an error means that the outcome is not known."""
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Make an object; False if there is one of this name already."""
-
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         """Make or replace an object; it appears only once it is whole."""
 
     def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         """Return bytes [begin, end) of an object; FileNotFoundError: there is none."""
 
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its tag, which another content has not."""
+
+    def replace(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """Replace the object of a tag, or make one where there is none; return the new tag.
+
+        Args:
+            tag: None: there must be no such object.
+
+        Returns:
+            None: there is another object, or none of the tag; nothing was changed.
+        """
+
     def list(self, prefix: str) -> list[str]:
         """Return the names that begin with ``prefix``, which ends with a slash."""
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """Where the copy of a store is, and how much copying may take.
-
-    Attributes:
-        address: such as ``s3://bucket/job``, ``gs://...``, ``az://...`` or ``file:///...``. Secrets
-            do not belong in it; services take them from the environment or from ``config``.
-        bytes_per_second: the most that copying reads and sends; None: no limit.
-        wait_at_close_seconds: how long ``close()`` waits for the newest state to be copied.
-        config: options of the service, as ``obstore.store.from_url(config=...)`` takes them.
-        client_options: of its HTTP client, such as ``{"allow_http": True}``.
-        retry_config: how often and for how long it repeats a request. By default it pauses longer
-            each time, for 3 minutes in all.
-        credential_provider: returns credentials that end, as obstore's argument of this name does.
-            For S3 that is a dict of ``access_key_id``, ``secret_access_key``, ``token`` and
-            ``expires_at``, a datetime with a time zone or None. It is called again before they end.
-    """
-
-    address: str
-    bytes_per_second: float | None = None
-    wait_at_close_seconds: float = 60.0
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    retry_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    credential_provider: Callable[[], Any] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not is_address(self.address):
-            raise UsageError(f"remote is {self.address!r:.100}; needed: such as 's3://bucket/job'")
-        authority, _, path = self.address.split("://", 1)[1].partition("/")
-        if "@" in authority or "?" in self.address:
-            raise UsageError(
-                "the remote's address holds more than a place; give secrets in the environment or "
-                "in RemoteOptions(config=...)"
-            )
-        _require_one_spelling(self.address, path)
-        require_positive_or_none("bytes_per_second", self.bytes_per_second)
-        if not as_number("wait_at_close_seconds", self.wait_at_close_seconds) >= 0:
-            raise UsageError(
-                f"wait_at_close_seconds is {self.wait_at_close_seconds}; it must not be negative"
-            )
-        for name in ("config", "client_options", "retry_config"):
-            require_kind(name, getattr(self, name), Mapping, '{"key": "value"}')
-        if self.credential_provider is not None and not callable(self.credential_provider):
-            raise UsageError(
-                f"credential_provider is a {type(self.credential_provider).__name__}; needed: a "
-                "function that returns credentials"
-            )
-
-
-def _require_one_spelling(address: str, path: str) -> None:
-    """Raise UsageError if a parser of URLs would make another place of an address.
-
-    It drops what follows "#", and characters such as a newline; it decodes "%2F" and resolves "..".
-    So two addresses would be one place.
-    """
-    odd = sorted({char for char in address if char in "#%\\" or char < " " or char == "\x7f"})
-    odd += [" "] if address != address.strip() else []
-    if odd:
-        raise UsageError(
-            f"the address {address!r:.200} has {odd[0]!r}, which object storage would not keep as "
-            "it is: two addresses could be one place. Use letters, digits, '-', '_', '.' and '/'"
-        )
-    if any(part in ("", ".", "..") for part in path.rstrip("/").split("/")) and path.strip("/"):
-        raise UsageError(
-            f"the address {address!r:.200} has an empty part, '.' or '..': it could be the same "
-            "place as another address. Leave that out"
-        )
-
-
-def is_address(store: object) -> bool:
-    """Return whether a store is named by an address, not by a directory."""
-    return isinstance(store, str) and _ADDRESS.match(store) is not None
-
-
-def open_objects(options: RemoteOptions) -> Objects:
-    """Return the objects at an address.
-
-    Raises:
-        UsageError: obstore is not installed, or the address is of no service that it knows.
-    """
-    service, _, place = options.address.partition("://")
-    if service == "file":
-        if not place.startswith("/"):
-            raise UsageError(f"{options.address!r:.200} names no path: needed 'file:///path'")
-        return FileObjects(Path(place))
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise UsageError("a remote store needs obstore: pip install 'cpr_ext[remote]'") from error
-    more: dict[str, Any] = {}
-    if service != "memory":
-        more["config"] = dict(options.config) or None
-        more["client_options"] = dict(options.client_options) or None
-        more["retry_config"] = dict(options.retry_config) or None
-        more["credential_provider"] = options.credential_provider
-    try:
-        return StoredObjects(from_url(options.address, **more))
-    except Exception as error:
-        raise UsageError(f"'{options.address}' cannot be opened: {brief(error)}") from None
 
 
 def brief(error: BaseException) -> str:
@@ -193,17 +97,6 @@ class StoredObjects:
         self._api: Any = obstore
         self._store = store
 
-    def create(self, key: str, data: bytes) -> bool:
-        """See :class:`Objects`."""
-        from obstore.exceptions import AlreadyExistsError
-
-        with _named("create", key):
-            try:
-                self._api.put(self._store, key, data, mode="create", use_multipart=False)
-            except (AlreadyExistsError, FileExistsError):
-                return False
-            return True
-
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         """See :class:`Objects`."""
         with _named("write", key):
@@ -223,6 +116,29 @@ class StoredObjects:
                 return bytes(self._api.get(self._store, key).bytes())
             return bytes(self._api.get_range(self._store, key, start=begin, end=end))
 
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        """See :class:`Objects`."""
+        with _named("read", key):
+            found = self._api.get(self._store, key)
+            return bytes(found.bytes()), _tag_of(found.meta)
+
+    def replace(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """See :class:`Objects`."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        mode = "create" if tag is None else {"e_tag": tag}
+        with _named("replace", key):
+            try:
+                made = self._api.put(self._store, key, data, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, FileExistsError, PreconditionError):
+                return None
+            except FileNotFoundError as error:
+                if tag is None:  # there is no such bucket
+                    text = f"the remote store did not make '{key}': {brief(error)}"
+                    raise RemoteError(text) from None
+                return None
+            return _tag_of(made)
+
     def list(self, prefix: str) -> list[str]:
         """See :class:`Objects`."""
         with _named("list", prefix):
@@ -233,6 +149,12 @@ class StoredObjects:
         """See :class:`Objects`."""
         with _named("delete", key), suppress(FileNotFoundError):
             self._api.delete(self._store, key)
+
+
+def _tag_of(described: Mapping[str, Any]) -> str:
+    if not (tag := described["e_tag"]):
+        raise RemoteError("the service gives objects no ETag, by which they could be replaced")
+    return str(tag)
 
 
 @contextmanager

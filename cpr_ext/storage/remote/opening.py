@@ -1,156 +1,165 @@
-"""Open the remote copy of a store: before the store itself, and after it."""
+"""Where the copy of a store is, as users say it, and what is opened there."""
 
 from __future__ import annotations
 
-import os
-import uuid
-import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from cpr_ext.errors import DamageError
-from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.storage.file_names import (
-    DENSE_DIRECTORY,
-    STORE_FILE,
-    names_in_the_way,
-    parse_shard_name,
-    shard_name,
-)
-from cpr_ext.storage.lineage import shards_without
-from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.remote.fetching import fetch_directory, fetch_store
-from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
-from cpr_ext.storage.remote.pins import newest_pinned
+from cpr_ext.errors import UsageError
+from cpr_ext.runtime.validation import as_number, require_kind, require_positive_or_none
+from cpr_ext.storage.file_names import MANIFEST_FILE, SEGMENTS_DIRECTORY, names_in_the_way
+from cpr_ext.storage.remote.fetching import fetch_store
+from cpr_ext.storage.remote.file_objects import FileObjects
+from cpr_ext.storage.remote.objects import Objects, StoredObjects, brief
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
-from cpr_ext.storage.remote.remote_state import (
-    RemoteDirectory,
-    RemoteState,
-    StoreView,
-    committed_view,
-    newest_state,
-)
+from cpr_ext.storage.remote.remote_state import newest_state
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.retries import list_directory
-from cpr_ext.storage.store import Store
-from cpr_ext.storage.store_reader import StoreIdentity, read_identity
 
-logger = logger_of("remote")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 
 
-class RemoteStore:
-    """The remote copy of the store in ``directory``.
-
-    Args:
-        directory: of the local store. If it is empty or missing, and the remote store holds a
-            state, that is read into it. So are shards whose directories are missing.
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Where the copy of a store is, and how much copying may take.
 
     Attributes:
-        was_read: the local store was read from the remote one.
-
-    Raises:
-        UsageError: there is no obstore, or the address is of no service.
-        RemoteError: a request failed.
-        DamageError: what is to be read is damaged.
+        address: such as ``s3://bucket/job``, ``gs://...``, ``az://...`` or ``file:///...``. Secrets
+            do not belong in it; services take them from the environment or from ``config``.
+        bytes_per_second: the most that copying reads and sends; None: no limit.
+        wait_at_close_seconds: how long ``close()`` waits for the newest state to be copied.
+        keep_seconds: how long objects of older states stay, for those who are reading them.
+        config: options of the service, as ``obstore.store.from_url(config=...)`` takes them.
+        client_options: of its HTTP client, such as ``{"allow_http": True}``.
+        retry_config: how often and for how long it repeats a request. By default it pauses longer
+            each time, for 3 minutes in all.
+        credential_provider: returns credentials that end, as obstore's argument of this name does.
+            For S3 that is a dict of ``access_key_id``, ``secret_access_key``, ``token`` and
+            ``expires_at``, a datetime with a time zone or None. It is called again before they end.
     """
 
-    def __init__(self, options: RemoteOptions, directory: str | os.PathLike[str]) -> None:
-        self._options = options
-        self._directory = Path(directory).absolute()
-        self._objects = open_objects(options)
-        self.was_read = False
-        names = [path.name for path in list_directory(self._directory)]
-        if not names_in_the_way(names) and newest_state(self._objects) is not None:
-            self.was_read = True
-            fetch_store(self._objects, self._directory)
-        else:
-            self._restore_directories()
+    address: str
+    bytes_per_second: float | None = None
+    wait_at_close_seconds: float = 60.0
+    keep_seconds: float = 3600.0
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    retry_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    credential_provider: Callable[[], Any] | None = field(default=None, repr=False)
 
-    def _restore_directories(self) -> None:
-        """Read directories that are gone, if the copy's are of one state with those that are not.
-
-        Else opening the store names what is missing.
-        """
-        held = {path.name for path in list_directory(self._directory)}
-        if STORE_FILE not in held:
-            return
-        with suppress(DamageError):  # opening the store names it
-            identity = read_identity(self._directory)
-            num_held = sum(parse_shard_name(name) is not None for name in held)
-            if num_held >= identity.num_shards and DENSE_DIRECTORY in held:
-                return
-            lock = DirectoryLock(self._directory)
-            try:
-                with newest_pinned(self._objects) as state:
-                    self._restore_from(state, identity)
-            finally:
-                lock.close()
-
-    def _restore_from(self, state: RemoteState | None, identity: StoreIdentity) -> None:
-        if state is None or len(state.view.directories) != identity.num_shards + 1:
-            return
-        held = {path.name for path in list_directory(self._directory)}
-        missing = [name for name in state.view.directories if name not in held]
-        if not self._fits(identity, state.view, missing):
-            return
-        for name in missing:
-            fetch_directory(self._objects, state, name, self._directory)
-            logger.warning(
-                "'%s' was missing; it was read from the remote store", self._directory / name
+    def __post_init__(self) -> None:
+        if not is_address(self.address):
+            raise UsageError(f"remote is {self.address!r:.100}; needed: such as 's3://bucket/job'")
+        authority, _, path = self.address.split("://", 1)[1].partition("/")
+        if "@" in authority or "?" in self.address:
+            raise UsageError(
+                "the remote's address holds more than a place; give secrets in the environment or "
+                "in RemoteOptions(config=...)"
+            )
+        _require_one_spelling(self.address, path)
+        require_positive_or_none("bytes_per_second", self.bytes_per_second)
+        for name in ("wait_at_close_seconds", "keep_seconds"):
+            if not as_number(name, getattr(self, name)) >= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must not be negative")
+        for name in ("config", "client_options", "retry_config"):
+            require_kind(name, getattr(self, name), Mapping, '{"key": "value"}')
+        if self.credential_provider is not None and not callable(self.credential_provider):
+            raise UsageError(
+                f"credential_provider is a {type(self.credential_provider).__name__}; needed: a "
+                "function that returns credentials"
             )
 
-    def _fits(self, identity: StoreIdentity, view: StoreView, missing: list[str]) -> bool:
-        """Return whether the copy's directories hold the state of this store's newest snapshot."""
-        if identity.store_id != view.store_id:
-            return False
-        names = [DENSE_DIRECTORY, *map(shard_name, range(identity.num_shards))]
-        found: list[RemoteDirectory] = []
-        for name in names:
-            if name in missing:
-                found.append(view.directories[name])
-            else:
-                found.append(
-                    RemoteDirectory.of(Manifest(self._directory / name, None, identity.store_id))
-                )
-        dense, *shards = (directory.segments for directory in found)
-        seen = [max(d.seen.get(name, 0) for d in found) for name in names]
-        is_newest = all(d.generation >= least for d, least in zip(found, seen, strict=True))
-        return is_newest and not any(
-            shards_without(record, shards, identity.store_id) for record in dense
-        )
+    def open(self, directory: Path) -> RemoteCopy:
+        """Return the copy of the store in ``directory``, which begins with it later.
 
-    def start(self, store: Store, model: Mapping[str, Any]) -> RemoteCopy:
-        """Begin to copy a store that was opened for writing.
+        If the directory is empty or missing, and the copy has a state, that is read into it.
 
         Raises:
-            StoreError: the store does not follow from the newest state that is there.
-            RemoteError: a request failed, or the service ignores conditional writes.
+            UsageError: there is no obstore, or the address is of no service.
+            RemoteError: a request failed.
+            DamageError: what is to be read is damaged.
         """
-        writer = RemoteWriter(
-            self._objects, store.directory, uuid.uuid4().hex, self._options.address
+        objects, read_from = open_objects(self), ""
+        names = [path.name for path in list_directory(directory)]
+        if not names_in_the_way(names) and newest_state(objects) is not None:
+            read_from = self.address
+            fetch_store(objects, directory, address=self.address)
+        elif MANIFEST_FILE in names and SEGMENTS_DIRECTORY not in names:
+            with suppress(OSError):  # a recovery reads each file that is missing from the copy
+                (directory / SEGMENTS_DIRECTORY).mkdir()
+        return RemoteCopy(
+            RemoteWriter(objects, directory, self.address, self.keep_seconds),
+            bytes_per_second=self.bytes_per_second,
+            wait_at_close_seconds=self.wait_at_close_seconds,
+            read_from=read_from,
         )
-        dense = weakref.ref(store.dense)  # the copying thread keeps no store open
 
-        def pin(commits: frozenset[str]) -> None:
-            if (manifest := dense()) is not None:
-                manifest.pinned = commits
 
-        writer.pin = pin
-        writer.open(view_of(store, model), store.claim)
-        copy = RemoteCopy(
-            writer,
-            bytes_per_second=self._options.bytes_per_second,
-            wait_at_close_seconds=self._options.wait_at_close_seconds,
+def _require_one_spelling(address: str, path: str) -> None:
+    """Raise UsageError if a parser of URLs would make another place of an address.
+
+    It drops what follows "#", and characters such as a newline; it decodes "%2F" and resolves "..".
+    So two addresses would be one place.
+    """
+    odd = sorted({char for char in address if char in "#%\\" or char < " " or char == "\x7f"})
+    odd += [" "] if address != address.strip() else []
+    if odd:
+        raise UsageError(
+            f"the address {address!r:.200} has {odd[0]!r}, which object storage would not keep as "
+            "it is: two addresses could be one place. Use letters, digits, '-', '_', '.' and '/'"
         )
-        if self.was_read:
-            copy.read_from = self._options.address
-        copy.submit(view_of(store, model))
-        return copy
+    if any(part in ("", ".", "..") for part in path.rstrip("/").split("/")) and path.strip("/"):
+        raise UsageError(
+            f"the address {address!r:.200} has an empty part, '.' or '..': it could be the same "
+            "place as another address. Leave that out"
+        )
 
 
-def view_of(store: Store, model: Mapping[str, Any]) -> StoreView:
-    """Return the committed state of a store; where no manifest changes meanwhile."""
-    return committed_view(model, [store.dense, *store.shards])
+def is_address(store: object) -> bool:
+    """Return whether a store is named by an address, not by a directory."""
+    return isinstance(store, str) and _ADDRESS.match(store) is not None
+
+
+def open_objects(options: RemoteOptions) -> Objects:
+    """Return the objects at an address.
+
+    Raises:
+        UsageError: obstore is not installed, or the address is of no service that it knows.
+    """
+    service, _, place = options.address.partition("://")
+    if service == "file":
+        if not place.startswith("/"):
+            raise UsageError(f"{options.address!r:.200} names no path: needed 'file:///path'")
+        return FileObjects(Path(place))
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise UsageError("a remote store needs obstore: pip install 'cpr_ext[remote]'") from error
+    more: dict[str, Any] = {}
+    if service != "memory":
+        more["config"] = dict(options.config) or None
+        more["client_options"] = dict(options.client_options) or None
+        more["retry_config"] = dict(options.retry_config) or None
+        more["credential_provider"] = options.credential_provider
+    try:
+        return StoredObjects(from_url(options.address, **more))
+    except Exception as error:
+        raise UsageError(f"'{options.address}' cannot be opened: {brief(error)}") from None
+
+
+@contextmanager
+def local_store(store: str, *, headers_only: bool = False) -> Iterator[str]:
+    """Return a directory that holds a store; that of an address is temporary."""
+    if not is_address(store):
+        yield store
+        return
+    with TemporaryDirectory(prefix="cpr_ext-") as temporary:
+        directory = Path(temporary) / "store"
+        objects = open_objects(RemoteOptions(store))
+        fetch_store(objects, directory, address=store, headers_only=headers_only)
+        yield str(directory)

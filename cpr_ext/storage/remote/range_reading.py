@@ -5,6 +5,7 @@ All objects share one window of ranges, so a small object does not make the othe
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -84,9 +85,21 @@ class _OpenFile:
             self._left -= 1
             is_last = self._left == 0
         if is_last:
-            os.ftruncate(self._descriptor, self._wanted.file_bytes)
+            self._make_hole()
             os.fsync(self._descriptor)
             self.close()
+
+    def _make_hole(self) -> None:
+        wanted = self._wanted
+        try:
+            os.ftruncate(self._descriptor, wanted.file_bytes)
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise DamageError(
+                f"{wanted.key}: the remote state recorded {wanted.file_bytes} bytes, more than a "
+                "file here can have"
+            ) from error
 
     def close(self) -> None:
         """Close the file; it may be called again."""

@@ -6,15 +6,15 @@ import queue
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.origin import RemoteStatus
 from cpr_ext.storage.remote.objects import brief
-from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_state import step_of
 from cpr_ext.storage.remote.remote_writer import FencedError, RemoteWriter
 
 logger = logger_of("remote")
@@ -29,40 +29,15 @@ def _now() -> float:
     return time.monotonic()
 
 
-@dataclass(frozen=True)
-class RemoteStatus:
-    """How far the copy is.
-
-    Attributes:
-        step: of the newest state that is there; -1: none is.
-        lag_seconds: how long the oldest committed state that is not there has waited; 0: all is.
-        lag_bytes: what is to be sent of the newest committed state.
-        bytes_sent: so far, also in vain.
-        failures: requests that failed since the last state was added.
-        error: the last of them; empty: none.
-        is_fenced: another process writes there now, so copying has ended.
-    """
-
-    step: int
-    lag_seconds: float
-    lag_bytes: int
-    bytes_sent: int
-    failures: int
-    error: str
-    is_fenced: bool
-
-
 class RemoteCopy:
     """Copies the newest committed state again and again; states that come meanwhile are skipped.
 
-    Attributes:
-        read_from: the address from which the local store was read when it was opened; empty: it
-            existed.
+    It is a :class:`~cpr_ext.storage.origin.Origin` of its store.
 
     Args:
-        writer: opened.
         bytes_per_second: None: no limit.
         wait_at_close_seconds: the most that :meth:`end` waits.
+        read_from: the address from which the local store was read; empty: it existed.
     """
 
     def __init__(
@@ -71,15 +46,16 @@ class RemoteCopy:
         *,
         bytes_per_second: float | None = None,
         wait_at_close_seconds: float = 60.0,
+        read_from: str = "",
     ) -> None:
         self._writer = writer
         self._rate = bytes_per_second
         self._patience = wait_at_close_seconds
-        self.read_from = ""
+        self.read_from = read_from
         self._changed = threading.Condition()
-        self._wanted: StoreView | None = None
+        self._wanted: Manifest | None = None
         self._wanted_since = 0.0
-        self._copying: StoreView | None = None
+        self._copying: Manifest | None = None
         self._is_stopped = False
         self._is_orphaned = False
         # The thread waits for these. A finalizer may put one in, which takes no lock.
@@ -92,23 +68,38 @@ class RemoteCopy:
         self._is_fenced = False
         writer.spend = self._spend
         self._thread = threading.Thread(target=self._run, name="cpr_ext-remote", daemon=True)
-        close_at_exit(self, self._thread)  # first: an interrupt may come between the two
-        self._thread.start()
 
-    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+    @property
+    def pinned(self) -> frozenset[str]:
+        """The commits of which the copy is, or may be soon."""
+        return self._writer.pinned
+
+    def begin(self, manifest: Manifest) -> None:
+        """Take over the copy, if this committed state follows from the one that is there.
+
+        Raises:
+            StoreError: it does not.
+            RemoteError: a request failed, or the service ignores conditional writes.
+        """
+        self._writer.open(manifest)
+
+    def fetch(self, record: SegmentRecord, path: Path) -> bool:
         """Replace a file of the local store by its copy; False if there is none.
 
         Raises:
             RemoteError, DamageError, OSError: it could not be read, or is not as written.
         """
-        return self._writer.fetch(directory, record, path)
+        return self._writer.fetch(record, path)
 
-    def submit(self, view: StoreView) -> None:
+    def on_commit(self, state: Manifest) -> None:
         """Take note of a newly committed state; returns at once."""
         with self._changed:
+            if self._thread.ident is None:
+                close_at_exit(self, self._thread)  # first: an interrupt may come between the two
+                self._thread.start()
             if self._wanted is None and self._copying is None:
                 self._wanted_since = _now()
-            self._wanted = view
+            self._wanted = state
         self._wakes.put(None)
         self._warn_if_it_lags()
 
@@ -126,7 +117,7 @@ class RemoteCopy:
         logger.warning(
             "the remote store lags: it %s, this store step %d; since %.0f s, %d bytes to send "
             "(%s). If this machine is lost now, so is what was trained since",
-            *(has, lacking.step, status.lag_seconds, status.lag_bytes),
+            *(has, step_of(lacking), status.lag_seconds, status.lag_bytes),
             status.error or "no request failed: bandwidth is too low, or the limit is",
         )
 
@@ -135,7 +126,7 @@ class RemoteCopy:
         with self._changed:
             newest, lacking = self._writer.newest, self._wanted or self._copying
             return RemoteStatus(
-                step=-1 if newest is None else newest.view.step,
+                step=-1 if newest is None else newest.step,
                 lag_seconds=0.0 if lacking is None else _now() - self._wanted_since,
                 lag_bytes=0 if lacking is None else self._writer.missing_bytes(lacking),
                 bytes_sent=self._bytes_sent,
@@ -191,26 +182,26 @@ class RemoteCopy:
         with self._changed:
             if self._wanted is None or self._is_ended:
                 return None
-            view, self._wanted, self._copying = self._wanted, None, self._wanted
+            state, self._wanted, self._copying = self._wanted, None, self._wanted
         error: Exception | None = None
         started = _now()
         try:
-            self._writer.copy(view)
+            self._writer.copy(state)
         except Exception as raised:
             error = raised
         with self._changed:
             self._copying = None
-            pause = self._note(view, error, started)
+            pause = self._note(state, error, started)
             self._changed.notify_all()
         return pause
 
-    def _note(self, view: StoreView, error: Exception | None, started: float) -> float | None:
+    def _note(self, state: Manifest, error: Exception | None, started: float) -> float | None:
         if error is None:
             self._failures, self._error = 0, ""
             self._wanted_since = started  # what came meanwhile has waited since then at most
             return 0.0
         if self._wanted is None:
-            self._wanted = view
+            self._wanted = state
         elif isinstance(error, FileNotFoundError):
             return 0.0  # that state is gone, and a newer one is known
         self._error = brief(error)

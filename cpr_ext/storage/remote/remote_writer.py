@@ -1,38 +1,35 @@
 """Copies committed states of a store to object storage: the one writer of a remote store.
 
-Objects first, the state that names them last. What is not known to be there counts as not there.
+Objects first, then HEAD, which names them. What is not known to be there counts as not there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Set
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import RemoteError, StoreError
+from cpr_ext.storage.file_names import SEGMENTS_DIRECTORY
 from cpr_ext.storage.filesystem import open_regular
-from cpr_ext.storage.lineage import new_id
-from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
+from cpr_ext.storage.ids import new_id
+from cpr_ext.storage.manifest import ANCESTORS_KEPT, Manifest, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
-from cpr_ext.storage.remote.numbered import require_create_only
+from cpr_ext.storage.remote.head import HEAD, Head, require_conditional_puts
 from cpr_ext.storage.remote.objects import Body, Objects
-from cpr_ext.storage.remote.pins import PinsSeen
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
     RemoteState,
-    StoreView,
-    newest_state,
-    state_key,
-    state_numbers,
-    with_time,
+    objects_of,
+    saved_at,
+    step_of,
 )
 
-STATES_KEPT = 16  # old states: small, and a reader may be at one of the last
 PARALLEL_SENDS = 3
 MOST_OPEN = 64  # files at a time
 _CHUNK_BYTES = 4 << 20
@@ -44,173 +41,191 @@ def _spend_nothing(count: int) -> None:
     pass
 
 
-def _pin_nothing(commits: frozenset[str]) -> None:
-    pass
-
-
 class FencedError(RemoteError):
     """Another process writes to this remote store now; nothing more is copied there."""
 
 
 class RemoteWriter:
-    """The right to add states to a remote store, and the states that this process has added.
+    """The right to replace HEAD of a remote store: by its ETag, each other writer is found.
 
     Attributes:
-        newest: the newest state that is known to be there; None: none is.
+        newest: the state that is known to be there; None: none is.
         spend: called with the bytes that are read and sent; it may sleep, or raise to stop.
-        pin: called with the commits of which the copy is, or may be soon. The local store keeps
-            them among its ancestors.
+        pinned: the commits of which the copy is, or may be soon. The local store keeps them among
+            its ancestors.
 
     Args:
         objects: where the remote store is.
         directory: the local store.
-        writer: identifies this process.
         address: of the remote store, for messages.
+        keep_seconds: how long objects stay that HEAD no longer names.
     """
 
     def __init__(
-        self, objects: Objects, directory: Path, writer: str, address: str = "ADDRESS"
+        self,
+        objects: Objects,
+        directory: Path,
+        address: str = "ADDRESS",
+        keep_seconds: float = 3600.0,
     ) -> None:
         self._objects = objects
         self._directory = directory
-        self._writer = writer
+        self._writer = new_id()
         self._address = address
+        self._keep_seconds = keep_seconds
+        self._head = Head(objects)
+        self._sent: dict[str, int] = {}  # checksums of objects that HEAD does not name yet
         self.spend: Spend = _spend_nothing
-        self.pin: Callable[[frozenset[str]], None] = _pin_nothing
+        self.pinned: frozenset[str] = frozenset()
         self.newest: RemoteState | None = None
-        self._claim = new_id()
-        self._listed: set[str] = set()  # objects that no later writer can have sent
-        self._sent: dict[str, int] = {}  # checksums of objects that no state names yet
-        self._pins = PinsSeen()
-        self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
-    def open(self, view: StoreView, claim: Callable[[str], None]) -> None:
-        """Check that this store follows from the newest state that is there, and take over.
+    def open(self, manifest: Manifest) -> None:
+        """Check that a store follows from the state that is there, and take over.
 
-        Another process that writes there learns of it with its next state. From then on another
-        store of the same state, such as a clone or the one that was read from, is refused.
+        Another process that writes there learns of it with its next state.
 
         Args:
-            view: the committed state of the local store.
-            claim: makes an identity an ancestor of all its later commits, durably. Called before
-                the copy names it, so that no crash leaves a copy that this store cannot continue.
+            manifest: the committed state of the local store.
 
         Raises:
-            StoreError: the newest state there is no ancestor of this one, or another start has
-                claimed it. Continued from here, the copy would go back, or mix two jobs.
-            RemoteError: the service makes an object that exists already.
+            StoreError: the state there is no ancestor of this one. Continued from here, the copy
+                would go back, or mix two jobs.
+            RemoteError: a request failed; or the service ignores conditional writes.
         """
-        require_create_only(self._objects)
-        # Before the newest state is read: whoever takes over later adds a state first.
-        self._listed = set(self._objects.list(OBJECTS))
-        newest = newest_state(self._objects)
-        if newest is not None and not newest.may_be_continued_by(view):
-            raise StoreError(self._unrelated(view, newest.view))
-        known = frozenset() if newest is None else frozenset({newest.view.commit_id, newest.claim})
-        self.pin(known | {self._claim})
-        claim(self._claim)
-        if newest is not None:
-            self.newest = self._add(newest.taken_over(self._writer, self._claim))
+        require_conditional_puts(self._objects)
+        while (data := self._head.read()) is not None:
+            there = RemoteState.from_bytes(data)
+            if not manifest.descends_from(there.manifest.commit_id):
+                raise StoreError(self._unrelated(manifest, there))
+            self.pinned = frozenset({there.manifest.commit_id})
+            state = self._state(there.manifest, there.unix_seconds, there.checksums, there)
+            if self._head.replace(state.to_bytes()):
+                self.newest = state
+                return
 
-    def _unrelated(self, here: StoreView, there: StoreView) -> str:
+    def _unrelated(self, here: Manifest, there: RemoteState) -> str:
         """Return why a store may not be copied, and the choices."""
+        theirs, step = there.manifest, step_of(here)
         beginning = f"'{self._directory}' cannot be copied to the remote store: "
         another = "choose another address for the copy"
         fetch = f"to resume from the copy, `cpr fetch {self._address} DIR` reads it into "
-        if here.store_id != there.store_id:
+        if here.store_id != theirs.store_id:
             return (
                 f"{beginning}there is the copy of another store (of step {there.step}). To keep "
                 f"both, {another}; {fetch}a new directory"
             )
-        if there.commit_id != here.commit_id and there.descends_from(here):
+        fetch = f"{fetch[0].upper()}{fetch[1:]}a new directory"
+        if theirs.descends_from(here.commit_id):
             return (
                 f"{beginning}the copy has step {there.step}, and this store is an earlier state "
-                f"of the same job, of step {here.step}, such as one put back from a backup. "
-                f"{fetch[0].upper()}{fetch[1:]}this directory or a new one; to resume from the "
+                f"of the same job, of step {step}, such as one put back from a backup; or a start "
+                f"that it does not know of has taken over the copy. {fetch}; to resume from the "
                 f"earlier state, {another}"
-            )
-        fetch = f"{fetch[0].upper()}{fetch[1:]}a new directory"
-        if here.descends_from(there):
-            return (
-                f"{beginning}a start that it does not know of has taken over the copy at step "
-                f"{there.step}: on another machine, or here before this directory was put back. "
-                f"{fetch}; to resume from this store (step {here.step}), {another}"
             )
         return (
             f"{beginning}it does not follow from the copy's state of step {there.step}. Both are "
             f"of the same store, and each was trained on its own, or more than {ANCESTORS_KEPT} "
             f"commits were made without the copy. {fetch}; to resume from this store (step "
-            f"{here.step}), {another}"
+            f"{step}), {another}"
         )
 
-    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+    def fetch(self, record: SegmentRecord, path: Path) -> bool:
         """Replace a file of the local store by its copy; False if there is none."""
         newest = self.newest
-        return newest is not None and fetch_segment(self._objects, newest, directory, record, path)
+        return newest is not None and fetch_segment(self._objects, newest, record, path)
 
-    def missing_bytes(self, view: StoreView) -> int:
+    def missing_bytes(self, manifest: Manifest) -> int:
         """Return how many bytes of a state are not there yet."""
-        known = self._known()
-        return sum(r.file_bytes for key, (_, r) in view.records().items() if key not in known)
+        known = {} if self.newest is None else self.newest.checksums
+        return sum(r.file_bytes for key, r in objects_of(manifest).items() if key not in known)
 
-    def _known(self) -> dict[str, int]:
-        return {} if self.newest is None else dict(self.newest.checksums)
-
-    def copy(self, view: StoreView) -> RemoteState:
-        """Add a committed state of the local store; once this returns, it is the newest there.
+    def copy(self, manifest: Manifest) -> RemoteState:
+        """Copy a committed state of the local store; once this returns, HEAD names it.
 
         Raises:
-            FencedError: another process has added a state.
-            FileNotFoundError: the local store has moved on; take a newer view.
+            FencedError: another process writes there.
+            FileNotFoundError: the local store has moved on; take a newer state.
             Exception: a request failed, and its outcome is unknown; it may be tried again.
         """
-        known_commits = {view.commit_id, self._claim}
-        if self.newest is not None:
-            known_commits.add(self.newest.view.commit_id)
-        self.pin(frozenset(known_commits))
+        before = self.newest
+        self.pinned = frozenset(
+            each.commit_id for each in (manifest, before and before.manifest) if each
+        )
         # What others have removed is sent again.
         there = set(self._objects.list(OBJECTS))
-        known = {key: crc for key, crc in (self._known() | self._sent).items() if key in there}
-        checksums: dict[str, int] = {}
+        named = {} if before is None else before.checksums
+        known = {key: crc for key, crc in {**named, **self._sent}.items() if key in there}
+        wanted = objects_of(manifest)
+        checksums = {key: known[key] for key in wanted if key in known}
+        checksums |= self._send_all({k: r for k, r in wanted.items() if k not in known})
+        state = self._state(
+            manifest, saved_at(manifest, self._directory), checksums, before, sorted(there)
+        )
+        self.spend(0)  # raises if it was stopped meanwhile
+        if not self._head.replace(state.to_bytes()):
+            raise FencedError(
+                f"another process writes to the remote store ({self._address}/{HEAD}): nothing "
+                f"more is copied from '{self._directory}'. End that process, or this one"
+            )
+        self.newest = state
+        self._sent.clear()
+        self._remove_old(state)
+        return state
+
+    def _state(
+        self,
+        manifest: Manifest,
+        unix_seconds: float,
+        checksums: Mapping[str, int],
+        before: RemoteState | None,
+        there: list[str] | None = None,
+    ) -> RemoteState:
+        """Return a state to write: objects that it does not name are retired, if not long ago.
+
+        Args:
+            there: all objects; None: not known.
+        """
+        retired = {} if before is None else dict(before.retired)
+        listed = list(retired) if there is None else there
+        now = time.time()
+        kept = {key: min(retired.get(key, now), now) for key in listed if key not in checksums}
+        return RemoteState(self._writer, manifest, unix_seconds, checksums, kept)
+
+    def _remove_old(self, state: RemoteState) -> None:
+        """Remove objects that no state has named for long; what stays is tried again next time."""
+        before = time.time() - self._keep_seconds
+        with suppress(Exception):
+            for key, since in state.retired.items():
+                if since <= before:
+                    self._objects.delete(key)
+
+    def _send_all(self, wanted: Mapping[str, SegmentRecord]) -> dict[str, int]:
+        """Send the files of segments, some at a time; return the checksums of their bytes."""
         with ExitStack() as opened:
-            sources: dict[str, tuple[Any, SegmentRecord]] = {}
-            for key, (directory, record) in view.records().items():
-                if key in known:
-                    checksums[key] = known[key]
-                    continue
-                source: Any = self._directory / directory / record.file
-                if len(sources) < MOST_OPEN:
+            sources: dict[str, Any] = {}
+            for key, record in wanted.items():
+                sources[key] = self._directory / SEGMENTS_DIRECTORY / record.file
+                if len(sources) <= MOST_OPEN:
                     # A file that the store removes later can still be read.
-                    source = opened.enter_context(os.fdopen(open_regular(source), "rb"))
-                sources[key] = source, record
+                    file = os.fdopen(open_regular(sources[key]), "rb")
+                    sources[key] = opened.enter_context(file)
             with ThreadPoolExecutor(PARALLEL_SENDS, thread_name_prefix="cpr_ext-send") as pool:
                 sent = {
-                    key: pool.submit(self._send_opened, key, source, record.file_bytes)
-                    for key, (source, record) in sources.items()
+                    key: pool.submit(self._send_opened, key, source, wanted[key].file_bytes)
+                    for key, source in sources.items()
                 }
                 try:
-                    checksums |= {key: crc.result() for key, crc in sent.items()}
+                    return {key: crc.result() for key, crc in sent.items()}
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-        number = 1 if self.newest is None else self.newest.number + 1
-        view = with_time(view, self._directory)
-        state = RemoteState(number, self._writer, self._claim, view, checksums)
-        self.spend(0)  # raises if it was stopped meanwhile
-        state = self._add(state)
-        before, self.newest = self.newest, state
-        self._sent.clear()
-        self._tidy(before, state)
-        return state
 
     def _send_opened(self, key: str, source: Any, file_bytes: int) -> int:
         """Send a file, or what is at a path."""
         if isinstance(source, Path):
-            with os.fdopen(open_regular(source), "rb") as file:
-                crc = self._send(key, file, file_bytes)
-        else:
-            with source:
-                crc = self._send(key, source, file_bytes)
+            source = os.fdopen(open_regular(source), "rb")
+        with source:
+            crc = self._send(key, source, file_bytes)
         self._sent[key] = crc
         return crc
 
@@ -227,47 +242,7 @@ class RemoteWriter:
                 crc = native.crc32c(chunk, crc)
                 yield chunk
 
-        self._listed.add(key)
         self._objects.write(key, Body(file_bytes, chunks))
         if sent != file_bytes:
             raise RemoteError(f"{key}: {sent} of {file_bytes} bytes could be read of its file")
         return crc
-
-    def _add(self, state: RemoteState) -> RemoteState:
-        """Create a state, and make sure that it is the newest; its number may be a later one."""
-        data, key = state.to_bytes(), state_key(state.number)
-        earlier, self._tried = self._tried, {*self._tried, data}
-        # One of this name may be ours: an answer can be lost, and a request can arrive twice.
-        if not self._objects.create(key, data) and (held := self._objects.read(key)) != data:
-            if held not in earlier:
-                raise self._fenced(key)
-            return self._add(replace(state, number=state.number + 1))
-        if state_numbers(self._objects)[-1:] > [state.number]:
-            raise self._fenced(key)
-        self._tried = frozenset()
-        return state
-
-    def _fenced(self, key: str) -> FencedError:
-        return FencedError(
-            f"another process has added states to the remote store ({key}): nothing more is "
-            f"copied from '{self._directory}'. End that process, or this one"
-        )
-
-    def _tidy(self, before: RemoteState | None, state: RemoteState) -> None:
-        """Remove old states, then objects that neither the last two states nor pinned ones name.
-
-        Of objects only those that this writer sent, or that were there when it came: another writer
-        may have taken over by now. Each step may fail: what stays costs space, and the next call
-        tries again.
-        """
-        try:
-            pinned, named = self._pins.look(self._objects)
-            for number in state_numbers(self._objects)[:-STATES_KEPT]:
-                if number not in pinned:
-                    self._objects.delete(state_key(number))
-            named |= {*state.checksums, *(before.checksums if before is not None else ())}
-            for key in sorted(self._listed - named):
-                self._objects.delete(key)
-                self._listed.remove(key)
-        except Exception:
-            return

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cpr_ext.cli.numbers import Amount
 from cpr_ext.cli.output import (
     count,
     echo,
     json_option,
     print_json,
     print_table,
+    printable,
     size,
     store_argument,
     world_size_option,
@@ -24,12 +29,33 @@ if TYPE_CHECKING:
     from cpr_ext.tools.maintenance.inspection import Point
 
 
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
 @click.command()
 @store_argument
 @world_size_option
 @click.option("--table", metavar="NAME", help="How old the rows of one table are.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Print it again after each commit of a running job, until Ctrl-C.",
+)
+@click.option(
+    "--late-after",
+    type=Amount(above=0),
+    metavar="SECONDS",
+    help="Exit with 1 if the last commit to a store is older than that.",
+)
 @json_option
-def inspect(store: str, world_size: int | None, table: str | None, as_json: bool) -> None:
+def inspect(
+    store: str,
+    world_size: int | None,
+    table: str | None,
+    follow: bool,
+    late_after: float | None,
+    as_json: bool,
+) -> None:
     """Show the snapshots, shards, tables and sizes of STORE.
 
     STORE may be the directory that holds the stores of all workers of a job. Then one line per
@@ -38,10 +64,46 @@ def inspect(store: str, world_size: int | None, table: str | None, as_json: bool
     (s3://...).
     """
     from cpr_ext.errors import UsageError
+    from cpr_ext.storage.remote.opening import is_address
+
+    if is_address(store) and (follow or late_after is not None):
+        raise UsageError("--follow and --late-after need a store on this machine, not a copy")
+    store = open_store(store, headers_only=table is None)
+    is_sound, commits = True, {}
+    with suppress(KeyboardInterrupt):
+        while True:
+            commits = _last_commits(store, world_size)
+            is_sound = _print(store, world_size, table, as_json=as_json)
+            while follow and commits == _last_commits(store, world_size):
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if not follow:
+                break
+    for path, committed_at in commits.items():
+        age = time.time() - committed_at
+        if late_after is not None and age > late_after:
+            click.echo(printable(f"late: '{path}' was committed to {age:.0f} s ago"), err=True)
+            is_sound = False
+    sys.exit(0 if is_sound else 1)
+
+
+def _last_commits(store: str, world_size: int | None) -> dict[Path, float]:
+    """Return when each store was committed to, or was made, in seconds since the epoch."""
+    from cpr_ext.storage.file_names import MANIFEST_FILE
+    from cpr_ext.storage.job_stores import find_stores
+
+    found = {}
+    for path in find_stores(store, world_size=world_size).stores:
+        manifest = path / MANIFEST_FILE
+        found[path] = (manifest if manifest.exists() else path).stat().st_mtime
+    return found
+
+
+def _print(store: str, world_size: int | None, table: str | None, *, as_json: bool) -> bool:
+    """Print what a store or the stores of a job hold; False: something is wrong with them."""
+    from cpr_ext.errors import UsageError
     from cpr_ext.storage.job_stores import find_stores
     from cpr_ext.tools import maintenance
 
-    store = open_store(store, headers_only=table is None)
     found = find_stores(store, world_size=world_size)
     if not found.is_one_store:
         if table is not None:
@@ -50,15 +112,14 @@ def inspect(store: str, world_size: int | None, table: str | None, as_json: bool
             )
         job = maintenance.inspect_job(store, world_size=world_size)
         print_json(job, is_sound=job.is_sound) if as_json else _show_job(job)
-        if not job.is_sound:
-            sys.exit(1)
-        return
+        return job.is_sound
     if table is not None:
         details = maintenance.inspect_table(store, table)
         print_json(details) if as_json else _show_table(details)
-        return
-    summary = maintenance.inspect(store)
-    print_json(summary) if as_json else _show(summary)
+    else:
+        summary = maintenance.inspect(store)
+        print_json(summary) if as_json else _show(summary)
+    return True
 
 
 def _show(summary: StoreSummary) -> None:
@@ -140,13 +201,9 @@ def _show_shards(summary: StoreSummary) -> None:
 
 def _kind_of(point: Point) -> str:
     kind = "full-recovery point" if point.is_full_recovery_point else ""
-    if point.is_proven:
-        kind = f"proven {kind}"
-    if point.rounding_error == 0:
+    if point.is_rounded is False:
         return kind
-    rounded = "a header is damaged"
-    if point.rounding_error is not None:
-        rounded = f"rounded by at most {point.rounding_error:.2g}"
+    rounded = "rounded rows" if point.is_rounded else "a header is damaged"
     return f"{kind}, {rounded}" if kind else rounded
 
 
@@ -214,10 +271,5 @@ def _show_table(details: TableDetails) -> None:
     )
     click.echo()
     print_table(("captured at step", "rows"), list(details.rows_by_step.items())[:20])
-    if details.rows_merged:
-        echo(
-            f"{details.rows_merged} rows were merged by compaction, which keeps no step of each: "
-            "they may be older than shown above"
-        )
     if (more := len(details.rows_by_step) - 20) > 0:
         echo(f"... and {more} older steps; --json lists all")

@@ -27,7 +27,8 @@ Your job, from figures you know:
            --reschedule-minutes 5 --target-pls 0.05
 \b
 Your job, from a log of earlier ones and the store of a trial run:
-  cpr plan --job-hours 120 --failure-log jobs.csv --nodes 36 --store runs/a --plot plan.png
+  cpr plan --job-hours 120 --failure-log jobs.csv --nodes 36 --store runs/a \\
+           --write-mb-per-second 400 --read-mb-per-second 800 --plot plan.png
 \b
 The log is a CSV file with a line of column names: hours (how long a job ran), failed (1: a failure
 ended it; 0: it ended otherwise), and nodes if jobs ran on different numbers of them.
@@ -68,10 +69,10 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 @click.option(
     "--store",
     type=click.Path(file_okay=False),
-    help="Take shards and bytes from this store, and measure its disk (256 MB written and read).",
+    help="Take shards and bytes from this store of a trial run.",
 )
-@click.option("--write-mb-per-second", type=float, help="Of the store's disk; not measured then.")
-@click.option("--read-mb-per-second", type=float, help="Likewise (MB: 10^6 bytes).")
+@click.option("--write-mb-per-second", type=float, help="Of the store's disk (MB: 10^6).")
+@click.option("--read-mb-per-second", type=float, help="Likewise; fio measures both.")
 @click.option("--target-pls", type=float, help="PLS you accept, above 0, at most 1. Default: 0.02.")
 @click.option(
     "--fraction",

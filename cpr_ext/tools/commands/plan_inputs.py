@@ -30,8 +30,10 @@ _NEEDED = {
     "job_hours": "how long the job trains",
     "shards": "over how many servers the tables are cut",
     "mtbf_hours": "mean time between failures (or --failure-log FILE)",
-    "save_minutes": "how long saving everything blocks training (or --store of a short trial run)",
-    "load_minutes": "how long loading everything takes (or --store of a short trial run)",
+    "save_minutes": "how long saving everything blocks training (or --store of a short trial run, "
+    "and --write-mb-per-second)",
+    "load_minutes": "how long loading everything takes (or --store of a short trial run, and "
+    "--read-mb-per-second)",
 }
 
 
@@ -106,7 +108,7 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
 
     Raises:
         UsageError: something needed is missing (all of it is named), or out of range.
-        DataError, StoreError, StorageError: the log, the store or its disk cannot be used.
+        DataError, StoreError, StorageError: the log, the store cannot be used.
     """
     _require_used(given)
     figures = _Figures(given)
@@ -194,38 +196,32 @@ def _take_store(
     figures: _Figures, given: Mapping[str, Any], notes: list[str]
 ) -> tuple[StateBytes, tuple[RowSizes, ...]]:
     from cpr_ext.tools import maintenance
-    from cpr_ext.tools.maintenance.disk_probe import probe_disk
 
     summary = maintenance.inspect(given["store"])
     state, row_sizes = _state_bytes(summary)
     write, read = given["write_mb_per_second"], given["read_mb_per_second"]
     origin = "the store's bytes at the disk speed given"
-    if write is None or read is None:
-        speed = probe_disk(given["store"])
-        probed = f"{size(speed.probe_bytes)} in '{given['store']}'"
-        notes.append(
-            f"Measured now, writing and reading {probed}: "
-            f"{size(speed.write_bytes_per_second)}/s written, "
-            f"{size(speed.read_bytes_per_second)}/s read."
+    if write is not None:
+        figures.found(origin, save_minutes=state.total_bytes / (write * 1e6) / 60)
+    if read is not None:
+        lost = figures.number("shards_per_failure", 1)
+        load_minutes = state.total_bytes / (read * 1e6) / 60
+        figures.found(
+            origin,
+            load_minutes=load_minutes,
+            load_shard_minutes=load_minutes * lost / summary.num_shards,
         )
-        origin = "the store's bytes at the disk speed measured"
-        write = speed.write_bytes_per_second / 1e6 if write is None else write
-        read = speed.read_bytes_per_second / 1e6 if read is None else read
-    lost = figures.number("shards_per_failure", 1)
-    load_minutes = state.total_bytes / (read * 1e6) / 60
-    figures.found(
-        origin,
-        save_minutes=state.total_bytes / (write * 1e6) / 60,
-        load_minutes=load_minutes,
-        load_shard_minutes=load_minutes * lost / summary.num_shards,
-    )
     figures.found("the store", shards=summary.num_shards)
-    notes.append(
-        "Assumed for the store: all shards on this one disk, and training that waits while "
-        "a save is written. cpr_ext writes in the background, so this is an upper bound; the stall "
-        "of your own run is what TargetPLS measures and plans with."
-    )
+    if write is not None or read is not None:
+        notes.append(_ONE_DISK)
     return state, row_sizes
+
+
+_ONE_DISK = (
+    "Assumed for the store: all shards on this one disk, and training that waits while a save is "
+    "written. cpr_ext writes in the background, so this is an upper bound; the stall of your own "
+    "run is what TargetPLS measures and plans with."
+)
 
 
 def _state_bytes(summary: StoreSummary) -> tuple[StateBytes, tuple[RowSizes, ...]]:

@@ -82,15 +82,20 @@ def publish(
 
 def _wait_for(store: str, every_seconds: float) -> None:
     """Wait until training has committed a first snapshot; a store in object storage has one."""
-    from cpr_ext.storage.file_names import DENSE_DIRECTORY
-    from cpr_ext.storage.remote.objects import is_address
+    from cpr_ext.storage.remote.opening import is_address
 
     has_said = False
-    while not is_address(store) and not any(Path(store, DENSE_DIRECTORY).glob("*.safetensors")):
+    while not is_address(store) and not _has_snapshot(Path(store)):
         if not has_said:
             click.echo(printable(f"'{store}' has no snapshot yet: waiting for one"), err=True)
             has_said = True
         time.sleep(every_seconds)
+
+
+def _has_snapshot(store: Path) -> bool:
+    from cpr_ext.storage.file_names import SEGMENTS_DIRECTORY
+
+    return any((store / SEGMENTS_DIRECTORY).glob("*-dense.safetensors"))
 
 
 def _position_in(path: Path) -> StorePosition:

@@ -9,20 +9,16 @@ from pathlib import Path
 from cpr_ext.tools.doctor import disk, packages, processors, software
 from cpr_ext.tools.doctor.check import Check, Diagnosis
 
-PROBE_BYTES = 64 << 20
-
 
 def diagnose(
     folder: str | os.PathLike[str] = ".",
     *,
-    probe_bytes: int = PROBE_BYTES,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Diagnosis:
     """Examine this process's packages, this machine, and the disk of a folder.
 
     Args:
-        folder: where stores are to be; a file is written there, read and removed.
-        probe_bytes: its size.
+        folder: where stores are to be; a file is written there and removed.
         progress: called with the name of the next check.
     """
     checks: dict[str, Callable[[], Check]] = {
@@ -31,7 +27,7 @@ def diagnose(
         "cpr_ext": software.check_native,
         "CPU": processors.check_cpu,
         "CUDA": processors.check_cuda,
-        "disk": lambda: disk.check_disk(Path(folder), probe_bytes),
+        "disk": lambda: disk.check_disk(Path(folder)),
         "commands": packages.check_commands,
         "training": packages.check_training,
         "remote stores": packages.check_remote,

@@ -1,43 +1,56 @@
-"""The disk on which stores are to be: direct I/O, its speed, the space that is left."""
+"""The disk on which stores are to be: whether it takes direct I/O, and the space that is left."""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
+import tempfile
 from pathlib import Path
 
-from cpr_ext.errors import StorageError
 from cpr_ext.tools.doctor.check import Check
-from cpr_ext.tools.maintenance.disk_probe import probe_disk
 
-_SLOW_BYTES_PER_SECOND = 100e6
+_BLOCK_BYTES = 4096
 
 
-def check_disk(folder: Path, probe_bytes: int) -> Check:
-    """Check that a folder can be written, past the page cache, and measure how fast."""
+def check_disk(folder: Path) -> Check:
+    """Check that a folder can be written, and past the page cache."""
     try:
+        is_direct = _write_block(folder)
         status = os.statvfs(folder)
-        free_bytes = status.f_bavail * status.f_frsize
-        place = f"'{folder}', {free_bytes / 1e9:.1f} GB free"
-        if free_bytes < 2 * probe_bytes:
-            return Check("disk", "wrong", place, "make room, or name another folder")
-        speed = probe_disk(folder, probe_bytes=probe_bytes)
     except OSError as error:
-        cause = error.__cause__ if isinstance(error, StorageError) else error
-        found = f"'{folder}' cannot be written: {getattr(cause, 'strerror', cause)}"
+        found = f"'{folder}' cannot be written: {error.strerror}"
         return Check("disk", "wrong", found, "name a folder for stores: cpr doctor FOLDER")
-    write, read = (
-        f"{each / 1e6:,.0f} MB/s"
-        for each in (speed.write_bytes_per_second, speed.read_bytes_per_second)
+    place = f"'{folder}', {status.f_bavail * status.f_frsize / 1e9:.1f} GB free"
+    if is_direct:
+        return Check("disk", "ok", f"{place}; direct I/O")
+    remedy = (
+        "snapshots pass through the page cache, and push other data out of it; a local ext4 or "
+        "xfs disk does better than tmpfs or NFS"
     )
-    way = "direct I/O" if speed.is_direct else "no direct I/O, the page cache"
-    found = f"{place}; {way} writes {write}, reads {read}"
-    if not speed.is_direct:
-        remedy = (
-            "snapshots pass through the page cache, and push other data out of it; a local ext4 or "
-            "xfs disk does better than tmpfs or NFS"
-        )
-        return Check("disk", "note", found, remedy)
-    if speed.write_bytes_per_second < _SLOW_BYTES_PER_SECOND:
-        remedy = "see with `cpr bench` whether it suits your model; a faster disk saves more often"
-        return Check("disk", "note", found, remedy)
-    return Check("disk", "ok", found)
+    return Check("disk", "note", f"{place}; no direct I/O, the page cache", remedy)
+
+
+def _write_block(folder: Path) -> bool:
+    """Write a block durably in a file that is removed again; False: only by the page cache."""
+    descriptor, name = tempfile.mkstemp(prefix="cpr_doctor.", dir=folder)
+    os.close(descriptor)
+    try:
+        descriptor, is_direct = _open(name)
+        try:
+            os.write(descriptor, mmap.mmap(-1, _BLOCK_BYTES))  # aligned, as direct I/O needs it
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    finally:
+        Path(name).unlink()
+    return is_direct
+
+
+def _open(name: str) -> tuple[int, bool]:
+    try:
+        return os.open(name, os.O_RDWR | os.O_DIRECT), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(name, os.O_RDWR), False

@@ -19,7 +19,6 @@ from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.wrapper_names import added, plain_names
 from cpr_ext.storage.filesystem import storage_error, sync_directory
 from cpr_ext.storage.job_stores import JobStores, find_stores
-from cpr_ext.storage.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 from cpr_ext.tools.maintenance.job_fit import (
     MemberPart,
@@ -39,6 +38,7 @@ from cpr_ext.tools.maintenance.whole_tables import (
     plan_tables,
     whole_arrays,
 )
+from cpr_ext.tools.safetensors_stream import TensorSpec, write_safetensors
 
 Format = Literal["safetensors", "torch", "dcp", "torchrec"]
 FORMATS: tuple[Format, ...] = ("safetensors", "torch", "dcp", "torchrec")
@@ -279,7 +279,7 @@ def _collect(
             "(Python: rows_in_order=True). Stores of a Table(part=...) hold their order"
         )
     source = newest(parts)
-    tree = read_dense(source.member.reader.dense, source.member.record).tree()
+    tree = read_dense(source.member.reader, source.member.record).tree()
     # What a module's get_extra_state() gave is no tensor and has no place in a plain state dict.
     model: dict[str, _Value] = {
         name: value for name, value in tree["model"].items() if isinstance(value, torch.Tensor)

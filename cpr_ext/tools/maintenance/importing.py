@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
 
 from cpr_ext import Checkpointer, EverySteps
-from cpr_ext.errors import UsageError
-from cpr_ext.recovery.optimizer_layout import IMPORTED
-from cpr_ext.storage.filesystem import storage_error
+from cpr_ext.errors import StorageError, UsageError
+from cpr_ext.recovery.replicated_tables import IMPORTED
+from cpr_ext.state.position import require_sound
+from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
+from cpr_ext.tools.maintenance.verification import verify
 
 _MODEL_KEYS = ("model", "model_state_dict", "state_dict")
+_TEMPORARY = ".cpr-import-"  # how the name of a store begins while it is written
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class ImportReport:
         tensors: of the model.
         tensor_bytes: their size.
         parameters_with_state: those of which optimizer state was taken.
-        notes: what of the checkpoint was left out, one sentence each.
+        notes: what of the checkpoint was left out, what is next to the store; a sentence each.
     """
 
     store: str
@@ -66,36 +71,92 @@ def import_checkpoint(
             "model_state_dict" or "state_dict", or at the top.
 
     Raises:
-        UsageError: no model is found; or ``store`` holds something.
+        UsageError: no model is found, or none that a store can hold; or ``store`` is taken.
         StorageError: the operating system refused.
     """
-    path = Path(store)
-    if path.exists() and any(path.iterdir()):
-        raise UsageError(f"'{path}' is not empty; choose a new directory")
+    path = Path(store).absolute()
+    _refuse_taken(path)
+    require_sound(step, num_samples)
     try:
         tree = _read_dcp(source) if Path(source).is_dir() else _read_file(source)
     except OSError as error:
         raise storage_error("read", Path(source), error) from error
     model, key = _find_model(tree, model_key)
     left_out = [name for name, value in model.items() if not isinstance(value, torch.Tensor)]
-    model = {name: value for name, value in model.items() if name not in left_out}
     notes = [f"'{name}' is not a tensor, and left out" for name in left_out]
+    model = {name: value for name, value in model.items() if name not in left_out}
+    if not model:
+        seen = "; ".join(notes) or "it is empty"
+        raise UsageError(f"'{source!s}' has no tensor where the model is: {seen:.500}")
+    for name in model:
+        if not isinstance(name, str):
+            raise UsageError(
+                f"'{source!s}' has a tensor under {name!r:.100}, which is no name; save the "
+                "state_dict() of the model, whose keys are str"
+            )
     states = {} if key is None else _find_states(tree, key, notes)
     foreign = sorted(states.keys() - model.keys())
     notes += [
         f"optimizer state of '{name}', which is not in the model, is left out" for name in foreign
     ]
     optimizer = _Imported([(model[n], state) for n, state in states.items() if n in model])
-    with Checkpointer(
-        _Holder(model), [optimizer], path, tables=[], schedule=EverySteps(2**40), on_nan="save"
-    ) as ckpt:
-        ckpt.adopt(step=step, num_samples=num_samples)
-        ckpt.save("base").wait_until_done()
+    notes += [
+        f"'{left}' is of an import that was killed, or that runs now; if none runs, remove it"
+        for left in sorted(_ancestor(path).glob(f"{_TEMPORARY}*"))
+    ]
+    with _appearing(path) as temporary:
+        with Checkpointer(
+            _Holder(model),
+            [optimizer],
+            temporary,
+            tables=[],
+            schedule=EverySteps(2**40),
+            on_nan="save",
+        ) as ckpt:
+            ckpt.adopt(step=step, num_samples=num_samples)
+            ckpt.save("base").wait_until_done()
+        if found := verify(temporary).damaged:
+            raise UsageError(f"'{source!s}' cannot be kept in a store: {found[0].reason}")
     num_bytes = sum(value.nbytes for value in model.values())
     num_states = len(states) - len(foreign)
     return ImportReport(
-        str(path), step, num_samples, len(model), num_bytes, num_states, tuple(notes)
+        str(store), step, num_samples, len(model), num_bytes, num_states, tuple(notes)
     )
+
+
+def _refuse_taken(path: Path) -> None:
+    """Raise UsageError unless a store can appear at ``path``."""
+    try:
+        if any(path.iterdir()):
+            raise UsageError(f"'{path}' is not empty; choose a new directory")
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError as error:
+        raise UsageError(
+            f"'{path}' is a file, or in one; choose a new directory for the store"
+        ) from error
+    except OSError as error:
+        raise storage_error("open", path, error) from error
+
+
+def _ancestor(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.is_dir())
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Give a directory that is at ``path`` after the block; if the block fails, it is gone."""
+    try:
+        with TemporaryDirectory(prefix=_TEMPORARY, dir=_ancestor(path)) as folder:
+            made = Path(folder) / "store"
+            yield made
+            make_directory(path.parent)
+            made.rename(path)
+            sync_directory(path.parent)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise storage_error("write", path, error) from error
 
 
 class _Holder(nn.Module):

@@ -11,8 +11,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.newest_rows import NewestRows
-from cpr_ext.storage.store_reader import StoreReader, open_segment, read_committed
+from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
 from cpr_ext.tools.maintenance.row_reading import shard_rows
 
 
@@ -21,9 +20,7 @@ class Point:
     """A state one can go back to: the newest snapshot, or a full-recovery point.
 
     Attributes:
-        rounding_error: no value of a row differs by more from the one that was captured; 0: rows
-            are kept bit for bit. None: not known, a header is damaged.
-        is_proven: training has confirmed the full-recovery point, see ``SnapshotHandle.is_proven``.
+        is_rounded: some of its rows are kept in fewer bits; None: not known, a header is damaged.
     """
 
     snapshot: int
@@ -31,8 +28,7 @@ class Point:
     num_samples: int
     is_full_recovery_point: bool
     dense_bytes: int
-    rounding_error: float | None = 0.0
-    is_proven: bool = False
+    is_rounded: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -115,16 +111,15 @@ class TableDetails:
 
     Attributes:
         steps_behind: how many steps before the newest snapshot rows were captured: of the
-            freshest row, at the quartiles, and of the oldest; at least so many for merged rows.
+            freshest row, at the quartiles, and of the oldest; at least so many for rows that a
+            repair wrote again.
         rows_by_step: captured step -> rows captured then, newest first.
-        rows_merged: rows of which compaction kept no step of their own.
     """
 
     table: TableSummary
     step: int
     steps_behind: tuple[int, int, int, int, int]
     rows_by_step: dict[int, int]
-    rows_merged: int = 0
 
 
 def inspect(store: str | os.PathLike[str]) -> StoreSummary:
@@ -141,13 +136,12 @@ def _inspect(reader: StoreReader) -> StoreSummary:
     points = tuple(
         Point(
             *(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes),
-            _rounding_error(reader, r.snapshot),
-            r.is_proven,
+            is_rounded,
         )
-        for r in reader.dense.segments
+        for r, is_rounded in zip(reader.manifest.dense, _are_rounded(reader), strict=True)
     )
     shards = tuple(
-        _summarise_shard(shard, manifest.segments) for shard, manifest in enumerate(reader.shards)
+        _summarise_shard(shard, records) for shard, records in enumerate(reader.manifest.shards)
     )
     return StoreSummary(
         store=str(reader.directory),
@@ -161,18 +155,36 @@ def _inspect(reader: StoreReader) -> StoreSummary:
     )
 
 
-def _rounding_error(reader: StoreReader, snapshot: int) -> float | None:
+def _are_rounded(reader: StoreReader) -> list[bool | None]:
+    """Return whether each point has rounded rows; None: a header of it is damaged."""
+    found: list[bool | None] = [False] * len(reader.manifest.dense)
+    for records in reader.manifest.shards:
+        own = [_is_rounded(reader, record) for record in records]
+        newest, since_base = 0, set[bool | None]()
+        for index, point in enumerate(reader.manifest.dense):
+            while newest < len(records) and records[newest].snapshot <= point.snapshot:
+                if records[newest].kind == "base":
+                    since_base.clear()
+                since_base.add(own[newest])
+                newest += 1
+            if None in since_base or found[index] is None:
+                found[index] = None
+            elif True in since_base:
+                found[index] = True
+    return found
+
+
+def _is_rounded(reader: StoreReader, record: SegmentRecord) -> bool | None:
     try:
-        opened = [s for n in range(reader.num_shards) for s in reader.open_live(n, snapshot)]
+        return reader.open(record).is_rounded
     except DamageError:
         return None
-    return max((segment.rounded.largest_error for segment in opened), default=0.0)
 
 
 def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
-    if not reader.dense.segments or not any(table.keys for table in reader.tables.values()):
+    if not reader.manifest.dense or not any(table.keys for table in reader.tables.values()):
         return ()
-    segment = open_segment(reader.dense, reader.newest())
+    segment = reader.open(reader.newest())
     noted = segment.metadata.get("keys")
     found = []
     for name, table in reader.tables.items():
@@ -189,9 +201,9 @@ def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
 def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
     """Add up what is kept in each precision; shards with a damaged header are left out."""
     sizes: dict[str, int] = {}
-    for shard in range(reader.num_shards if reader.dense.segments else 0):
+    for shard in range(reader.num_shards if reader.manifest.dense else 0):
         try:
-            opened = reader.open_live(shard, reader.newest().snapshot)
+            opened = reader.open_at(shard, reader.newest().snapshot)
         except DamageError:
             continue
         for segment in opened:
@@ -214,39 +226,31 @@ def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
 def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
     reader.table(table)
     newest = reader.newest()
-    not_after, is_merged = (
-        torch.cat(parts)
-        for parts in zip(
-            *(
-                _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
-                for shard in range(reader.num_shards)
-                for begin, end in [reader.row_range(table, shard)]
-            ),
-            strict=True,
-        )
+    steps = torch.cat(
+        [
+            _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
+            for shard in range(reader.num_shards)
+            for begin, end in [reader.row_range(table, shard)]
+        ]
     )
-    captured, counts = torch.unique(not_after[~is_merged], return_counts=True)
-    behind = (newest.last_step - not_after).sort().values
+    captured, counts = torch.unique(steps, return_counts=True)
+    behind = (newest.last_step - steps).sort().values
     quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
     return TableDetails(
         _summarise_table(reader, table),
         newest.last_step,
         (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
         dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
-        int(is_merged.sum()),
     )
 
 
-def _row_steps(rows: NewestRows, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a step after which no row was captured, and which rows have none of their own."""
-    not_after = torch.full((end - begin,), -1, dtype=torch.int64)
-    is_merged = torch.zeros(end - begin, dtype=torch.bool)
+def _row_steps(rows: NewestRows, begin: int, end: int) -> torch.Tensor:
+    """Return the step of each row [begin, end)."""
+    steps = torch.full((end - begin,), -1, dtype=torch.int64)
     for segment in rows.segments:
         for chunk in segment.chunks_of(rows.table):
-            held = segment.row_ids(chunk) - begin
-            not_after[held] = segment.segment.chunks[chunk].step
-            is_merged[held] = segment.segment.is_merged
-    return not_after, is_merged
+            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
+    return steps
 
 
 def _summarise_shard(shard: int, records: tuple[SegmentRecord, ...]) -> ShardSummary:
@@ -266,7 +270,7 @@ def _summarise_table(reader: StoreReader, name: str) -> TableSummary:
     states: tuple[str, ...] = ()
     row_bytes = table.embedding_dim * table.dtype.itemsize
     shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(name, s))))
-    if reader.dense.segments:
+    if reader.manifest.dense:
         arrays = shard_rows(reader, shard, name, reader.newest().snapshot).arrays
         states = tuple(
             " ".join([a.name, DTYPE_NAMES[a.dtype], *("x".join(map(str, a.row_shape)).split())])

@@ -1,4 +1,4 @@
-"""Compact or repair the stores of a job, one after the other."""
+"""Repair the stores of a job, one after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from cpr_ext.errors import StorageError, StoreError
 from cpr_ext.storage.job_stores import find_stores
-from cpr_ext.storage.merge import MergeLimits
-from cpr_ext.tools.maintenance.compaction import CompactReport, compact
 from cpr_ext.tools.maintenance.job_inspection import Stores
 from cpr_ext.tools.maintenance.repair import RepairReport, repair
 from cpr_ext.tools.maintenance.verification import Damage
@@ -34,30 +32,15 @@ class JobReport(Generic[R]):
     missing: list[str] = field(default_factory=list)
 
 
-def compact_job(
-    job: Stores, *, limits: MergeLimits | None = None, world_size: int | None = None
-) -> JobReport[CompactReport]:
-    """Compact each store in turn, see :func:`compact`; one in use or damaged is left as it is.
-
-    Args:
-        job: the directory that holds the stores of all workers, or these one by one.
-        limits: memory and bandwidth.
-        world_size: of a directory with jobs of several sizes, the one of so many workers.
-
-    Raises:
-        StoreError: there is no store, or there are those of several jobs.
-    """
-    return _each(job, world_size, lambda store: compact(store, limits=limits))
-
-
 def repair_job(
     job: Stores, *, apply: bool = False, world_size: int | None = None
 ) -> JobReport[RepairReport]:
     """Repair each store in turn, see :func:`repair`; one in use is left as it is.
 
     Args:
-        job, world_size: as for :func:`compact_job`.
+        job: the directory that holds the stores of all workers, or these one by one.
         apply: False reads only.
+        world_size: of a directory with jobs of several sizes, the one of so many workers.
 
     Raises:
         StoreError: there is no store, or there are those of several jobs.

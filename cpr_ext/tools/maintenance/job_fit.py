@@ -41,7 +41,7 @@ def read_parts(members: Sequence[Member]) -> list[MemberPart]:
     """
     found = []
     for member in members:
-        tree = read_dense(member.reader.dense, member.record).tree()
+        tree = read_dense(member.reader, member.record).tree()
         tensors = {
             name: (value.dtype, value.shape, _crc(value))
             for name, value in tree["model"].items()

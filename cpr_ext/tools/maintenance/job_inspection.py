@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from cpr_ext.errors import StoreError
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.job_stores import JobStores, find_stores
-from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committed_all, read_identity
+from cpr_ext.storage.manifest import StoredTable
+from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 from cpr_ext.tools.maintenance import job_fit
 from cpr_ext.tools.maintenance.inspection import StoreSummary, TableSummary, inspect
 from cpr_ext.tools.maintenance.verification import Damage, OnProgress, VerifyReport, verify
@@ -98,7 +99,7 @@ def inspect_job(job: Stores, *, world_size: int | None = None) -> JobSummary:
     faults, notes = _membership(found)
     tables: tuple[JobTable, ...] = ()
     if len(summaries) == len(workers):
-        identities = [read_identity(store).tables for store in found.stores]
+        identities = [StoreReader(store).tables for store in found.stores]
         plan = plan_tables(identities, found.workers)
         faults += plan.faults
         notes += _unplaced(plan)
@@ -182,7 +183,7 @@ def _fit(found: JobStores, readers: Sequence[StoreReader]) -> tuple[list[str], l
     faults, notes = [*plan.faults], _unplaced(plan)
     members = []
     for worker, reader in zip(found.workers, readers, strict=True):
-        if reader.dense.segments:
+        if reader.manifest.dense:
             members.append(Member(worker, reader, reader.newest()))
         else:
             notes.append(f"worker {worker} holds no snapshot yet")

@@ -1,47 +1,44 @@
-"""Make a damaged store sound again, from what of it is: the newest state that is provable.
+"""Make a damaged store sound again: the newest committed state of which every file is sound.
 
-Manifests are rebuilt from segments, whose headers show what was committed; STORE.json from its
-copy. What is damaged is dropped, its rows falling back to their older state, as recovery does.
-Nothing is invented: rows of which no sound state is left cannot be repaired, and nothing is then
-changed. All that is replaced or dropped is kept in a directory inside the store.
+A lost manifest is rebuilt from the one before, and from the headers of dense parts: each names all
+segments of its snapshot. What is damaged is dropped with the snapshots that need it. Nothing is
+invented, and no rows of several snapshots are mixed: where no snapshot is whole, nothing changes.
+All that is replaced or dropped is kept in a directory inside the store.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.recovery.verify import expect
-from cpr_ext.state.table import shard_row_range
+from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.recovery.verify import check_segment, refusal
+from cpr_ext.state.position import MAX_SOUND
 from cpr_ext.storage.file_names import (
-    DENSE_DIRECTORY,
-    LOCK_FILE,
     MANIFEST_FILE,
-    STORE_COPY_FILE,
-    STORE_FILE,
-    TEMPORARY_SUFFIX,
-    shard_name,
+    PREVIOUS_FILE,
+    SEGMENTS_DIRECTORY,
+    is_store,
+    parse_segment_name,
 )
 from cpr_ext.storage.filesystem import require_directory, storage_error, sync_directory
-from cpr_ext.storage.lineage import position_of, shards_without
-from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import exists, retrying
-from cpr_ext.storage.segment_reader import RowRanges
-from cpr_ext.storage.store_reader import StoreIdentity, read_identity
-from cpr_ext.tools.maintenance.locking import locked
-from cpr_ext.tools.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
-from cpr_ext.tools.maintenance.survey import (
-    Directory,
-    Held,
-    keep_descent,
-    read_manifests,
-    survey,
-    with_chain_after,
+from cpr_ext.storage.locks import DirectoryLock
+from cpr_ext.storage.manifest import (
+    Manifest,
+    Records,
+    SegmentRecord,
+    older_than_previous,
+    read_manifest,
+    write_manifest,
 )
+from cpr_ext.storage.retention import keep_needed
+from cpr_ext.storage.retries import exists, list_directory, retrying
+from cpr_ext.storage.segment_header import read_point
+from cpr_ext.storage.store_reader import StoreReader
 
 BACKUP_PREFIX = "repaired-"
 
@@ -56,7 +53,7 @@ class RepairReport:
         damaged: what is wrong, one sentence each; empty: the store is sound.
         actions: what was done, or would be.
         older: what falls back to an older state, or is no longer there.
-        lost: what no sound file holds; not empty: nothing can be repaired, nothing was changed.
+        lost: why nothing can be repaired; not empty: nothing was changed.
         backup: directory of everything that was replaced or dropped; empty: nothing was.
         is_applied: False: a dry run.
     """
@@ -90,265 +87,207 @@ def repair(store: str | os.PathLike[str], *, apply: bool = False) -> RepairRepor
 
     Raises:
         StoreError: not a store, a version not known here, or a process is training on it.
-        DamageError: STORE.json and its copy are both of no use, or a directory is missing.
+        DamageError: the directory of the segments is missing.
         StorageError: a file could not be read or written. What cannot be read is not damaged.
     """
     directory = Path(store)
+    if not is_store(path.name for path in list_directory(directory)):
+        StoreReader(directory)  # says so
     with ExitStack() as stack:
-        work = _Repair(directory)
         if apply:
-            stack.enter_context(locked(work.directories))
+            stack.enter_context(_locked(directory))
+        work = _Repair(directory)
         work.look()
         if apply and not work.report.is_sound and work.report.is_repairable:
             work.apply()
         return work.report
 
 
-@dataclass
-class _Change:
-    """What a manifest is to name: records as they are, or segments still to be written."""
+def _locked(directory: Path) -> ExitStack:
+    stack = ExitStack()
+    try:
+        lock = DirectoryLock(directory)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise storage_error("lock", directory, error) from error
+    stack.callback(lock.close)
+    return stack
 
-    directory: Directory
-    kept: list[Held | Rewrite]
-    has_new_chains: bool = False
 
-    @property
-    def as_they_are(self) -> list[SegmentRecord]:
-        """The records whose files stay as they are."""
-        return [item.record for item in self.kept if isinstance(item, Held)]
+@dataclass(frozen=True)
+class _Point:
+    """A snapshot, and the segments of each shard that make it."""
 
-    @property
-    def is_needed(self) -> bool:
-        """True if the manifest does not say just that."""
-        has_new = len(self.as_they_are) < len(self.kept)
-        named = list(self.directory.manifest.segments)
-        is_as_named = self.as_they_are == named and not (has_new or self.has_new_chains)
-        return bool(self.directory.wrong) or not is_as_named
+    dense: SegmentRecord
+    rows: tuple[Records, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest, dense: SegmentRecord) -> _Point:
+        shards = range(manifest.model.num_shards)
+        return cls(dense, tuple(manifest.at(shard, dense.snapshot) for shard in shards))
+
+    def records(self) -> Iterable[SegmentRecord]:
+        yield self.dense
+        for records in self.rows:
+            yield from records
+
+    def __str__(self) -> str:
+        return f"the snapshot of step {self.dense.last_step}"
 
 
 class _Repair:
     def __init__(self, store: Path) -> None:
         self.report = RepairReport(str(store))
         self._store = store
-        self._identity, self._good_identity = self._identify()
-        self._num_shards, self._tables = self._identity.num_shards, self._identity.tables
-        self.directories = [
-            store / DENSE_DIRECTORY,
-            *(store / shard_name(shard) for shard in range(self._num_shards)),
-        ]
-        for directory in self.directories:
-            _require_real(directory)
-        self._mixed: frozenset[int] = frozenset()  # shards without any committed state
-        self._held: list[Directory] = []  # of each shard
-        self._goes_back = False  # to an older snapshot than the store names
-        self._changes: list[_Change] = []
-
-    def _identify(self) -> tuple[StoreIdentity, str]:
-        """Return the identity, and which of its two files holds it."""
-        wrong: list[DamageError | StoreError] = []
-        for name in (STORE_FILE, STORE_COPY_FILE):
-            try:
-                identity = read_identity(self._store, name)
-            except DamageError as error:
-                wrong.append(error)
-            except StoreError as error:
-                if exists(self._store / name):
-                    raise  # a version that is not known here
-                wrong.append(error)
-            else:
-                self.report.damaged += [str(error) for error in wrong]
-                return identity, name
-        raise wrong[0]
+        self._segments = store / SEGMENTS_DIRECTORY
+        try:
+            retrying(self._segments, lambda: require_directory(self._segments))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DamageError(
+                f"{self._segments} is missing; put it back, it cannot be repaired"
+            ) from error
+        self._reasons: dict[tuple[str, str], str] = {}  # of files by name and snapshot; "": sound
+        self._basis: Manifest | None = None  # which model the store is of
+        self._new: Manifest | None = None  # to be written
 
     def look(self) -> None:
-        """Survey the store and plan what to change."""
-        self._compare_identities()
-        found = read_manifests(self.directories, self._identity.store_id)
-        self.report.damaged += [directory.wrong for directory in found if directory.wrong]
-        dense, *shards = found
-        self._held = shards
-        survey(dense, None)
-        plans = []
-        for shard, directory in enumerate(shards):
-            survey(directory, expect(self._tables, shard, self._num_shards))
-        for directory in found:
-            self.report.damaged += [held.reason for held in directory.held if held.reason]
-            self.report.damaged += directory.useless.values()
-            self.report.damaged += [
-                f"{directory.path / held.record.file}: a repair that was interrupted has replaced "
-                "it; its manifest does not name that yet"
-                for held in directory.held
-                if held.is_replaced
-            ]
-        kept_dense = self._plan_dense(dense, shards)
-        for shard, directory in enumerate(shards):
-            plans.append(self._plan_shard(shard, directory, kept_dense))
-        self._plan_changes(dense, kept_dense, shards, plans)
-
-    def _compare_identities(self) -> None:
-        copy = self._store / STORE_COPY_FILE
-        if self._good_identity == STORE_COPY_FILE:
-            self.report.actions.append(f"write {STORE_FILE} from {STORE_COPY_FILE}")
-            return
-        if not exists(copy):
-            return  # the next training run writes it
-        try:
-            if read_identity(self._store, STORE_COPY_FILE) == self._identity:
-                return
-            self.report.damaged.append(f"{copy}: differs from {STORE_FILE}")
-        except StoreError as error:
-            self.report.damaged.append(str(error))
-        self.report.actions.append(f"write {STORE_COPY_FILE} from {STORE_FILE}")
-
-    def _plan_dense(self, dense: Directory, shards: list[Directory]) -> list[Held]:
-        """Return the dense parts to keep, oldest first: those whose state every shard holds."""
-        sound = [held for held in dense.held if held.is_sound]
-        has_rows = any(shard.held for shard in shards)
-        if not sound and (dense.held or (dense.wrong and has_rows)):
-            self.report.lost.append(f"{dense.path}: no sound dense part is left")
-            return []
-        for held in dense.held:
-            if not held.is_sound:
-                self.report.older.append(
-                    f"the snapshot of step {held.record.last_step} is dropped: its dense part is "
-                    "damaged"
+        """Find what is sound, and plan what to change."""
+        named, previous = self._read(MANIFEST_FILE), self._read(PREVIOUS_FILE)
+        if named is not None and (older := older_than_previous(self._store, named)) is not None:
+            self.report.damaged.append(older)
+            named = None
+        self._basis = basis = named
+        points = [] if named is None else [_Point.of(named, dense) for dense in named.dense]
+        sound = [point for point in points if self._is_sound(point)]
+        if named is None:
+            basis, points = self._from_segments(None, previous)
+            sound = [point for point in points if self._is_sound(point)]
+        elif points and points[-1] not in sound:
+            newest = points[-1].dense.snapshot
+            _, others = self._from_segments(None, named)
+            if newer := [p for p in others if p.dense.snapshot > newest and self._is_sound(p)]:
+                self.report.damaged.append(
+                    f"{self._store / MANIFEST_FILE} is older than {newer[-1].dense.file}: it was "
+                    "replaced by an older copy"
                 )
-        for directory in shards:
-            if directory.wrong:
-                shard = shards.index(directory)
-                chains = [held.record.shards[shard] for held in sound if held.record.shards]
-                keep_descent(directory, chains[::-1])
-        reached = self._reached(sound, shards)
-        self.report.step = reached[-1].record.last_step if reached else 0
-        is_newest = bool(reached) and reached[-1] is dense.held[-1]
-        self._goes_back = bool(dense.wrong) or not is_newest
-        return reached
-
-    def _reached(self, sound: list[Held], shards: list[Directory]) -> list[Held]:
-        """Return the dense parts whose rows are there; if of none, the newest, which is mixed."""
-        of_shards = [[held.record for held in shard.held] for shard in shards]
-        start = self._identity.store_id
-        lacking = {
-            held.record.snapshot: shards_without(held.record, of_shards, start) for held in sound
-        }
-        reached = [held for held in sound if not lacking[held.record.snapshot]]
-        others = {shards[n].path for without in lacking.values() for n in without}
-        for path in sorted(others):
-            self.report.damaged.append(
-                f"{path} does not hold the rows of every snapshot: it is of another commit"
-            )
-        if reached or not sound:
-            for held in sound:
-                if held not in reached:
-                    self.report.older.append(
-                        f"the snapshot of step {held.record.last_step} is dropped: not every "
-                        "shard holds its rows"
-                    )
-            return reached
-        newest = sound[-1]
-        self._mixed = frozenset(lacking[newest.record.snapshot])
-        return [replace(newest, record=replace(newest.record, is_mixed=True, is_complete=False))]
-
-    def _plan_shard(self, shard: int, directory: Directory, dense: list[Held]) -> ShardPlan:
-        ranges = self._ranges(shard)
-        if shard in self._mixed:
-            assert dense
-            self._tell_mixed(directory, ranges, dense[-1].record)
-            return self._note_lost(
-                directory, plan_shard(directory.held, ranges, dense[-1].record.snapshot)
-            )
-        held = directory.held
-        if dense:
-            chain = dense[-1].record.shards[shard]
-            records = [segment.record for segment in held]
-            size = position_of(chain, records, self._identity.store_id)
-            assert size is not None
-            held = held[:size]
-        goes_back = self._goes_back or directory.has_replaced
-        if len(held) < len(directory.held) and goes_back:
-            self.report.older.append(
-                f"{directory.path}: {len(directory.held) - len(held)} segment(s) newer than the "
-                "newest snapshot that is left are dropped"
-            )
-        elif len(held) < len(directory.held):
-            held = directory.held  # of a snapshot that was being committed
-        plan = plan_shard(held, ranges)
-        for segment in held:
-            if segment.is_sound:
-                continue
-            chunks = f"{len(segment.damaged)} chunk(s)" if segment.rows else "all rows"
-            self.report.older.append(
-                f"{directory.path / segment.record.file}: {chunks} of step "
-                f"{segment.record.last_step} fall back to an older state"
-            )
-        if not self.report.step and not held:
-            return plan
-        return self._note_lost(directory, plan)
-
-    def _ranges(self, shard: int) -> dict[str, tuple[int, int]]:
-        return {
-            name: shard_row_range(table.num_embeddings, shard, self._num_shards)
-            for name, table in self._tables.items()
-        }
-
-    def _tell_mixed(self, directory: Directory, ranges: RowRanges, dense: SegmentRecord) -> None:
-        """Report the rows of a shard that has not the state of the dense part, and never will."""
-        steps = [held.record.last_step for held in directory.held]
-        of_steps = f"of step {max(steps)} or before" if steps else "gone"
-        for name, (begin, end) in ranges.items():
-            if begin < end:
-                self.report.older.append(
-                    f"{directory.path}: rows [{begin}, {end}) of '{name}' are {of_steps}, not of "
-                    f"step {dense.last_step}: those are gone"
-                )
-
-    def _note_lost(self, directory: Directory, plan: ShardPlan) -> ShardPlan:
-        for name, count in plan.rows_lost.items():
+                named, points = None, others
+            elif not sound:
+                _, others = self._from_segments(named, previous)
+                points += [point for point in others if point not in points]
+            sound = [point for point in points if self._is_sound(point)]
+        if basis is None:
             self.report.lost.append(
-                f"{directory.path}: no sound file holds {count} rows or more of '{name}'"
+                "no manifest and no dense part is sound, so nothing shows what the store held. Put "
+                "the store back from a copy"
             )
-        return plan
+        elif points and not sound:
+            self.report.lost.append(
+                "no snapshot is left of which every file is sound. Put the damaged files back from "
+                'a copy; or recover(on_damage="fall_back"), which takes the newest undamaged state '
+                "of each row"
+            )
+        else:
+            self._plan(basis, named, points, sound)
 
-    def _plan_changes(
-        self,
-        dense: Directory,
-        kept_dense: list[Held],
-        shards: list[Directory],
-        plans: list[ShardPlan],
+    def _plan(
+        self, basis: Manifest, named: Manifest | None, points: list[_Point], sound: list[_Point]
     ) -> None:
-        first = max((plan.first_snapshot for plan in plans), default=0)
-        spans = [span for plan in plans for span in plan.incomplete]
-        kept: list[Held | Rewrite] = []
-        for held in kept_dense:
-            record = held.record
-            if record.snapshot < first and held is not kept_dense[-1]:
-                self.report.older.append(
-                    f"the recovery point of step {record.last_step} is dropped: its rows are "
-                    "damaged"
-                )
+        kept = _together(basis, sound)
+        held = {record.snapshot for record in kept.dense}
+        self.report.step = sound[-1].dense.last_step if sound else 0
+        for point in points:
+            if point.dense.snapshot not in held or point not in sound:
+                why = "it is of another history" if point in sound else "a file of it is damaged"
+                self.report.older.append(f"{point} is dropped: {why}")
+        if named is not None:
+            for record in named.records():  # also those that serve as a fallback alone
+                self._look_at(record)
+        if self.report.damaged:
+            self._new = kept
+            files = ", ".join(record.file for record in kept.records()) or "no segment"
+            self.report.actions.append(f"write {self._store / MANIFEST_FILE}: {files}")
+
+    def _read(self, file: str) -> Manifest | None:
+        """Return a manifest of the store; None, noted: it is of no use."""
+        path = self._store / file
+        try:
+            manifest = read_manifest(self._store, file)
+            if manifest is not None:
+                manifest.require_room(MAX_SOUND, path)
+                return manifest
+        except DamageError as error:
+            self.report.damaged.append(str(error))
+            return None
+        if file == MANIFEST_FILE:
+            self.report.damaged.append(f"{path} is missing")
+        return None
+
+    def _from_segments(
+        self, named: Manifest | None, previous: Manifest | None
+    ) -> tuple[Manifest | None, list[_Point]]:
+        """Return what the store is of, and its snapshots, whatever its manifest names.
+
+        Where the manifest before is sound and this one is not, only one commit is lost: that of a
+        snapshot that followed it.
+        """
+        found: list[tuple[Manifest, str]] = []
+        for path in list_directory(self._segments):
+            if (parse_segment_name(path.name) or (0, ""))[1] != "dense":
                 continue
-            if any(a <= record.snapshot < b for a, b in spans):
-                if record.is_complete:
-                    self.report.older.append(
-                        f"the snapshot of step {record.last_step} is no full-recovery point any "
-                        "more"
-                    )
-                held = replace(held, record=replace(record, is_complete=False, is_mixed=True))
-            kept.append(held)
-        has_new = any(isinstance(item, Rewrite) for plan in plans for item in plan.kept)
-        changes = [_Change(dense, kept, has_new or bool(self._mixed))]
-        changes += [_Change(d, plan.kept) for d, plan in zip(shards, plans, strict=True)]
-        self._changes = [change for change in changes if change.is_needed]
-        for change in self._changes:
-            names = [i.file if isinstance(i, Rewrite) else i.record.file for i in change.kept]
-            listed = ", ".join(names) or "no segment"
-            path = change.directory.path / MANIFEST_FILE
-            self.report.actions.append(f"write {path}: {listed}")
-            for item in change.kept:
-                if isinstance(item, Rewrite):
-                    sources = ", ".join(held.record.file for held in item.sources)
-                    text = f"write {change.directory.path / item.file} from what is sound of "
-                    self.report.actions.append(text + sources)
+            try:
+                found.append(read_point(path))
+            except DamageError as error:
+                if str(error) not in self.report.damaged:
+                    self.report.damaged.append(str(error))
+        ascending = sorted((m for m, _ in found), key=lambda m: m.dense[0].snapshot)
+        # One that is gone was superseded by the commit that is lost, or will not be missed.
+        points: list[_Point] = []
+        if previous is not None:
+            held = (dense for dense in previous.dense if exists(self._segments / dense.file))
+            points = [_Point.of(previous, dense) for dense in held]
+        if named is None and previous is not None:
+            is_follower = {m.dense[0].id for m, parent in found if parent == previous.commit_id}
+            ascending = [m for m in ascending if m.dense[0].id in is_follower]
+        basis = named or previous or (ascending[-1] if ascending else None)
+        if basis is None:
+            return None, []
+        known = {point.dense.id for point in points}
+        for manifest in ascending:
+            if manifest.store_id == basis.store_id and manifest.dense[0].id not in known:
+                points.append(_Point.of(manifest, manifest.dense[0]))
+        self._basis = basis
+        return basis, sorted(points, key=lambda point: point.dense.snapshot)
+
+    def _is_sound(self, point: _Point) -> bool:
+        found = [self._look_at(record) for record in point.records()]  # each is named
+        if any(found):
+            return False
+        for shard, records in enumerate(point.rows):
+            if (reason := refusal(self._reader(), shard, records)) is not None:
+                self.report.damaged.append(f"{point}: shard {shard}: {reason}")
+                return False
+        return True
+
+    def _look_at(self, record: SegmentRecord) -> str:
+        """Read a file once; return what is wrong with it, noted, or nothing."""
+        key = record.file, record.id
+        if (known := self._reasons.get(key)) is None:
+            known = ""
+            try:
+                check_segment(self._reader(), record)
+            except StorageError:
+                raise  # it may be sound
+            except StoreError as error:
+                known = str(error)
+                self.report.damaged.append(known)
+            self._reasons[key] = known
+        return known
+
+    def _reader(self) -> StoreReader:
+        """Return what reads segments of the store, whichever manifest names them."""
+        assert self._basis is not None
+        return StoreReader(self._store, self._basis)
 
     def apply(self) -> None:
         """Do what was planned; after a crash at any moment another repair can finish."""
@@ -361,100 +300,53 @@ class _Repair:
         self.report.is_applied = True
 
     def _apply(self) -> None:
+        assert self._new is not None
         backup = _make_backup(self._store)
         self.report.backup = str(backup)
-        for name in (STORE_FILE, STORE_COPY_FILE):
-            _keep(self._store / name, backup)
-        for change in self._changes:
-            place = backup / change.directory.path.name
-            place.mkdir()
-            stay = {LOCK_FILE, *(record.file for record in change.as_they_are)}
-            for path in sorted(change.directory.path.iterdir()):
-                if path.name not in stay:
-                    _keep(path, place)
-            sync_directory(place)
+        live = {record.file for record in self._new.records()}
+        dropped = [path for path in list_directory(self._segments) if path.name not in live]
+        for path in (self._store / MANIFEST_FILE, self._store / PREVIOUS_FILE, *dropped):
+            _keep(path, backup)
         sync_directory(backup)
-        self._write_identity()
-        written = [self._write_segments(change, backup) for change in self._changes]
-        self._record_chains(written)
-        generations = {
-            directory.name: generation for directory, generation in self._generations().items()
-        }
-        for change, records in zip(self._changes, written, strict=True):
-            manifest = change.directory.manifest
-            others = {n: g for n, g in generations.items() if n != manifest.directory.name}
-            manifest.commit(tuple(records), others)
-            generations[manifest.directory.name] = manifest.generation
-        for change in self._changes:
-            # What was dropped, and what nothing names: it is in the backup.
-            change.directory.manifest.remove_unlisted()
-
-    def _write_identity(self) -> None:
-        other = STORE_COPY_FILE if self._good_identity == STORE_FILE else STORE_FILE
-        if not any(other in action for action in self.report.actions):
-            return
-        new = self._store / (other + TEMPORARY_SUFFIX)
-        shutil.copyfile(self._store / self._good_identity, new)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.replace(self._store / other)
-        sync_directory(self._store)
-
-    def _write_segments(self, change: _Change, backup: Path) -> list[SegmentRecord]:
-        directory = change.directory.path
-        records: list[SegmentRecord] = []
-        has_new = False
-        for item in change.kept:
-            chain = records[-1].chain if records else self._identity.store_id
-            if isinstance(item, Held):
-                record = item.record
-                if has_new:  # what came before it is another state now
-                    record = with_chain_after(chain, record)
-                records.append(record)
-                continue
-            has_new = True
-            shard = self.directories.index(directory) - 1
-            place = backup / f"new-{directory.name}"
-            place.mkdir(exist_ok=True)
-            records.append(write_salvaged(place, shard, self._ranges(shard), item, chain))
-        for record in records:
-            new = backup / f"new-{directory.name}" / record.file
-            if new.exists():
-                new.replace(directory / record.file)
-        return records
-
-    def _record_chains(self, written: list[list[SegmentRecord]]) -> None:
-        """Let the dense parts name the chains that shards of new or other segments have now."""
-        places = {change.directory.path: n for n, change in enumerate(self._changes)}
-        if (dense := places.get(self.directories[0])) is None:
-            return
-        for shard, path in enumerate(self.directories[1:]):
-            if path in places:
-                held = written[places[path]]
-            elif shard in self._mixed:
-                held = [*self._held[shard].manifest.segments]
-            else:
-                continue
-            for n, record in enumerate(written[dense]):
-                before = [r.chain for r in held if r.snapshot <= record.snapshot]
-                chains = list(record.shards)
-                chains[shard] = before[-1] if before else self._identity.store_id
-                written[dense][n] = replace(record, shards=tuple(chains))
-
-    def _generations(self) -> dict[Path, int]:
-        known = {change.directory.path: change.directory.manifest for change in self._changes}
-        found = {}
-        for directory in read_manifests(self.directories, self._identity.store_id):
-            manifest = known.get(directory.path, directory.manifest)
-            found[directory.path] = manifest.generation
-        return found
+        # Twice, so that the one before is sound, too.
+        for _ in range(2):
+            write_manifest(self._store, self._new)
+        for path in dropped:
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
 
 
-def _require_real(directory: Path) -> None:
-    try:
-        retrying(directory, lambda: require_directory(directory))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamageError(f"{directory} is missing; put it back, it cannot be repaired") from error
+def _together(basis: Manifest, points: list[_Point]) -> Manifest:
+    """Return a manifest with the newest of these snapshots, and those before that fit to it."""
+    fitting: list[_Point] = []
+    shards: list[dict[int, SegmentRecord]] = [{} for _ in basis.shards]
+    for point in reversed(points):
+        if all(map(_fits, shards, point.rows)):
+            fitting.insert(0, point)
+            for known, records in zip(shards, point.rows, strict=True):
+                known.update({record.snapshot: record for record in records})
+    listed = [tuple(known[number] for number in sorted(known)) for known in shards]
+    oldest = fitting[0].dense.snapshot if fitting else 0
+    ids = tuple(p.dense.id for p in fitting if not basis.descends_from(p.dense.id))
+    known_commits = replace(basis, ancestors=(*basis.ancestors, basis.commit_id, *ids))
+    made = known_commits.next(
+        tuple(point.dense for point in fitting),
+        [keep_needed(records, oldest) for records in listed],
+    )
+    return Manifest.from_text(made.text, "the rebuilt manifest")  # through the gate
+
+
+def _fits(known: Mapping[int, SegmentRecord], records: Records) -> bool:
+    """Return whether segments of a snapshot can be in one shard with those of later ones.
+
+    That is: of the same history, in which none is between them or newer than a base.
+    """
+    if not known or not records:
+        return True
+    mine = {record.snapshot: record for record in records}
+    newest = max(mine)
+    older = {number: record for number, record in known.items() if number <= newest}
+    return all(mine.get(number) == record for number, record in older.items())
 
 
 def _make_backup(store: Path) -> Path:

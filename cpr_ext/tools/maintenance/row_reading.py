@@ -9,9 +9,8 @@ import torch
 
 from cpr_ext.errors import DamageError, RowIndexError
 from cpr_ext.state.table import WEIGHT
-from cpr_ext.storage.newest_rows import NewestRows, Rows
-from cpr_ext.storage.segment_reader import SegmentRows
-from cpr_ext.storage.store_reader import StoreReader, read_committed
+from cpr_ext.storage.file_names import MANIFEST_FILE
+from cpr_ext.storage.store_reader import NewestRows, Rows, StoreReader, read_committed
 
 
 def read_rows(
@@ -34,7 +33,7 @@ def read_rows(
 
     Returns:
         The rows in the order asked for: ``weight`` (n, embedding_dim), each per-row optimizer state
-        (n, ...), and the step at which each was captured; -1 where compaction merged it.
+        (n, ...), and the step at which each was captured; see :class:`Rows`.
 
     Raises:
         StoreError: not a store, or it holds no snapshot.
@@ -60,15 +59,13 @@ def read_rows(
     if not parts:  # nothing asked for: an answer of the right dtypes and shapes
         shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(table, s))))
         parts.append(shard_rows(reader, shard, table, snapshot).chosen(unique))
-    not_after = torch.cat([part.not_after for part in parts])[order]
-    if bool((not_after < 0).any()):
+    steps = torch.cat([part.steps for part in parts])[order]
+    if bool((steps < 0).any()):
         raise DamageError(f"'{reader.directory}': rows of '{table}' are in no segment")
     return Rows(
         wanted,
         {name: torch.cat([p.arrays[name] for p in parts])[order] for name in parts[0].arrays},
-        torch.cat([part.steps for part in parts])[order],
-        not_after,
-        torch.cat([part.marks for part in parts])[order],
+        steps,
     )
 
 
@@ -78,8 +75,7 @@ def shard_rows(reader: StoreReader, shard: int, table: str, snapshot: int) -> Ne
     Raises:
         DamageError: a segment's header is damaged, or a dtype or shape is not the table's.
     """
-    ranges = {name: reader.row_range(name, shard) for name in reader.tables}
-    rows = NewestRows(table, [SegmentRows(s, ranges) for s in reader.open_live(shard, snapshot)])
+    rows = NewestRows(table, reader.rows_at(shard, snapshot))
     stored = reader.table(table)
     weight = next((array for array in rows.arrays if array.name == WEIGHT), None)
     if weight is not None and (weight.dtype, weight.row_shape) != (
@@ -87,7 +83,7 @@ def shard_rows(reader: StoreReader, shard: int, table: str, snapshot: int) -> Ne
         (stored.embedding_dim,),
     ):
         raise DamageError(
-            f"{reader.shard_directory(shard)}: '{table}' is {weight.dtype} with rows of shape "
-            f"{weight.row_shape}, in STORE.json it is not"
+            f"'{reader.directory}': '{table}' of shard {shard} is {weight.dtype} with rows of "
+            f"shape {weight.row_shape}, in {MANIFEST_FILE} it is not"
         )
     return rows

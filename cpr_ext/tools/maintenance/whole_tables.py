@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from cpr_ext.errors import StoreError
-from cpr_ext.recovery.part_copy import part_of
+from cpr_ext.recovery.import_store import part_of
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.table_plans import describe_table, plan_faults
-from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.newest_rows import NewestRows
+from cpr_ext.storage.manifest import SegmentRecord, StoredTable
 from cpr_ext.storage.segment_format import ArraySpec
-from cpr_ext.storage.store_reader import StoredTable, StoreReader
+from cpr_ext.storage.store_reader import NewestRows, StoreReader
 from cpr_ext.tools.maintenance.row_reading import shard_rows
 
 BLOCK_BYTES = 16 << 20

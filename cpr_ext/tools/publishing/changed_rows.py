@@ -20,14 +20,11 @@ from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.recovery.restore import read_dense
 from cpr_ext.state.slot_keys import KEY
 from cpr_ext.state.table import WEIGHT
-from cpr_ext.storage.leases import reader_lease
-from cpr_ext.storage.lineage import NO_ID
-from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.newest_rows import NewestRows
+from cpr_ext.storage.locks import reader_lease
+from cpr_ext.storage.manifest import SegmentRecord, StoredTable
 from cpr_ext.storage.segment_format import Segment
-from cpr_ext.storage.segment_history import chains_of
 from cpr_ext.storage.segment_reader import ChunkRows, SegmentRows
-from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committed
+from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
 from cpr_ext.tools.publishing.row_batch import RowBatch
 from cpr_ext.tools.publishing.store_position import PositionError, StorePosition, model_digest
 
@@ -46,7 +43,7 @@ class _Shard:
     number: int
     segments: tuple[Segment, ...]
     is_copy: bool
-    chains: frozenset[str]  # the states that it has been in, as far as it shows
+    ids: frozenset[str]  # of the snapshots that it has passed, as far as it shows
 
 
 class ChangedRows:
@@ -82,7 +79,7 @@ class ChangedRows:
     def replace(self, begun: StorePosition) -> bool:
         """Return whether they replace all that changes up to ``begun`` may have written."""
         return self.until.model == begun.model and all(
-            shard.is_copy or begun.shards[shard.number] in shard.chains for shard in self._shards
+            shard.is_copy or begun.shards[shard.number] in shard.ids for shard in self._shards
         )
 
     @property
@@ -103,12 +100,13 @@ class ChangedRows:
     def saved_unix_seconds(self) -> float | None:
         """When the state ``until`` was written to the store; None: its file is gone."""
         try:
-            return self._reader.dense.path_of(self._newest()).stat().st_mtime
+            return self._reader.path_of(self._newest()).stat().st_mtime
         except OSError:
             return None
 
     def _newest(self) -> SegmentRecord:
-        return next(r for r in self._reader.dense.segments if r.snapshot == self.until.snapshot)
+        points = self._reader.manifest.dense
+        return next(r for r in points if r.snapshot == self.until.snapshot)
 
     def dense_tensors(self) -> dict[str, torch.Tensor]:
         """Read the model's parameters and buffers that are no table, at ``until``.
@@ -116,7 +114,7 @@ class ChangedRows:
         Raises:
             DamageError: the dense part is damaged.
         """
-        model = read_dense(self._reader.dense, self._newest()).tree()["model"]
+        model = read_dense(self._reader, self._newest()).tree()["model"]
         return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
 
     def __iter__(self) -> Iterator[RowBatch]:
@@ -165,11 +163,11 @@ class ChangedRows:
                     if held is None
                     else _chosen(held, wanted)
                 )
-        return ChunkRows(chunk.step, row_ids, arrays, _chosen(chunk.marks, wanted))
+        return ChunkRows(chunk.step, row_ids, arrays)
 
     def _open(self, table: str, shard: _Shard) -> NewestRows:
         reader = self._reader
-        ranges = {name: reader.row_range(name, shard.number) for name in reader.tables}
+        ranges = reader.manifest.model.row_ranges(shard.number)
         rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in shard.segments])
         stored = reader.table(table)
         held: set[str] = set()
@@ -180,7 +178,9 @@ class ChangedRows:
             for array in spec.arrays:
                 form = (array.dtype, array.row_shape)
                 if array.name == WEIGHT and form != (stored.dtype, (stored.embedding_dim,)):
-                    raise DamageError(f"{segment.segment.path}: '{table}' is not as in STORE.json")
+                    raise DamageError(
+                        f"{segment.segment.path}: '{table}' is not as in MANIFEST.json"
+                    )
             if self._states and (lost := held - names):
                 raise StoreError(
                     f"{segment.segment.path}: '{table}' has no {sorted(lost)}, which an older "
@@ -236,7 +236,7 @@ def changed_rows(
     """Return the rows that snapshots committed after ``since`` brought, in their newest state.
 
     A consumer that holds the state of ``since`` and applies every batch holds what ``recover()``
-    restores. Rows that did not change may be among them, after compaction for example.
+    restores. Rows that did not change may be among them.
 
     Args:
         store: the directory, which a training process may be using.
@@ -280,16 +280,15 @@ def _plan(
     reached: list[str] = []
     gaps: list[int] = []
     for number in range(reader.num_shards):
-        segments = reader.open_live(number, newest.snapshot)
-        records = reader.live(number, newest.snapshot)
-        chains = [chains_of(r, s) for r, s in zip(records, segments, strict=True)]
-        first = None if since is None else _find(chains, since.shards[number])
-        reached.append(chains[-1][-1] if chains else NO_ID)
-        if first is None and since is not None and not _begins_after(since, records, segments):
+        segments = reader.open_at(number, newest.snapshot)
+        records = reader.manifest.at(number, newest.snapshot)
+        ids = [record.id for record in records]
+        first = None if since is None else _find(ids, since.shards[number])
+        reached.append(ids[-1] if ids else "")
+        if first is None and since is not None and not _begins_after(since, records):
             gaps.append(number)
         is_copy = bool(segments) and (first is None or first == 0)
-        known = frozenset(chain for of_segment in chains for chain in of_segment)
-        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, known))
+        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, frozenset(ids)))
     here = StorePosition(
         model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
     )
@@ -297,7 +296,7 @@ def _plan(
         assert since is not None
         raise PositionError(
             f"'{reader.directory}' no longer shows what changed after snapshot {since.snapshot} "
-            f"(step {since.step}) in shards {gaps}: it was rolled back, repaired or compacted. "
+            f"(step {since.step}) in shards {gaps}: it was rolled back or repaired. "
             'Copy all rows of these shards with on_gap="copy"'
         )
     if until is not None and until != here:
@@ -308,23 +307,13 @@ def _plan(
     return ChangedRows(reader, since, here, shards, states=states, skip=skip)
 
 
-def _begins_after(
-    since: StorePosition, records: Sequence[SegmentRecord], segments: Sequence[Segment]
-) -> bool:
+def _begins_after(since: StorePosition, records: Sequence[SegmentRecord]) -> bool:
     """Return whether a shard's rows begin with a base snapshot that is newer than a position."""
-    if not records or segments[0].is_merged:
-        return False
-    return records[0].snapshot > since.snapshot
+    return bool(records) and records[0].snapshot > since.snapshot
 
 
-def _find(chains: Sequence[Sequence[str]], wanted: str) -> int | None:
-    """Return where the changes after a chain begin in the live segments; None: it is not known.
-
-    A segment that merges sources before and after ``wanted`` is among the changes.
-    """
-    if not chains:
-        return 0 if wanted == NO_ID else None
-    for index, of_segment in enumerate(chains):
-        if wanted in of_segment:
-            return index + (wanted == of_segment[-1])
-    return None
+def _find(ids: Sequence[str], wanted: str) -> int | None:
+    """Return where the changes after a snapshot begin in live segments; None: it is not known."""
+    if not ids:
+        return 0 if wanted == "" else None
+    return ids.index(wanted) + 1 if wanted in ids else None

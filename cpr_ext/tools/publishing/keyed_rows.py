@@ -2,7 +2,7 @@
 
 A slot of a keyed table belongs to one id now and to another later. So a consumer keeps the key of
 each slot, 8 bytes. What has left a slot, and has no other one, is gone. It needs no list of
-evictions, which compaction or a missed update could cut short.
+evictions, which a new base or a missed update could cut short.
 """
 
 from __future__ import annotations

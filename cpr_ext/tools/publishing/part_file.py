@@ -15,8 +15,8 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.storage.filesystem import read_whole
-from cpr_ext.storage.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.tools.publishing.row_batch import RowBatch
+from cpr_ext.tools.safetensors_stream import TensorSpec, write_safetensors
 
 FileFormat = Literal["safetensors", "parquet"]
 ROW_ID = "row_id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -12,7 +13,7 @@ from cpr_ext.errors import CprError, StoreError
 from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
 from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
 from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.remote.objects import RemoteOptions, is_address, open_objects
+from cpr_ext.storage.remote.opening import RemoteOptions, is_address, open_objects
 from cpr_ext.storage.retries import list_directory
 from cpr_ext.tools.publishing.publication import (
     FORMAT_NAME,
@@ -118,7 +119,7 @@ class DirectoryPlace:
     def add_index(self, known: Publication | None, index: Publication) -> None:
         """Replace the index."""
         sync_directory(self._directory)
-        write_checksummed(self._directory / INDEX_FILE, FORMAT_NAME, index.to_content())
+        write_checksummed(self._directory / INDEX_FILE, FORMAT_NAME, json.dumps(index.to_content()))
         self._remove_unlisted(known, index)
 
     @contextmanager

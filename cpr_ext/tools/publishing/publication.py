@@ -16,7 +16,7 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
-from cpr_ext.storage.lineage import is_id
+from cpr_ext.storage.ids import is_id
 from cpr_ext.tools.publishing.store_position import StorePosition
 
 INDEX_FILE = "PUBLICATION.json"

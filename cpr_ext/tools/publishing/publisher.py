@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
-from cpr_ext.storage.leases import reader_lease
-from cpr_ext.storage.lineage import new_id
+from cpr_ext.storage.ids import new_id
+from cpr_ext.storage.locks import reader_lease
 from cpr_ext.tools.publishing.changed_rows import ChangedRows, changed_rows
 from cpr_ext.tools.publishing.part_file import FileFormat, checksum_of, write_batches, write_tensors
 from cpr_ext.tools.publishing.places import Place, PublicationPlace, open_place

@@ -1,15 +1,16 @@
 """A publication in object storage.
 
-    index/000000000012.json                              the newest index has the highest number
+    HEAD                                                 the index
     files/00000012-changed-00000.safetensors.0123abcd    a file, and the CRC32C of its bytes
 
-An index is created after all files that it names, and only if there is none of its number. So of
-two publishers one wins, and the other gets an error.
+The index is replaced after all files that it names are there, and only if it is still the one that
+was read. So of two publishers one wins, and the other gets an error.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -20,19 +21,12 @@ from tempfile import TemporaryDirectory
 from cpr_ext.errors import StoreError
 from cpr_ext.storage.checksummed_json import parse_document, serialize_document
 from cpr_ext.storage.filesystem import open_regular
-from cpr_ext.storage.remote.numbered import (
-    document_key,
-    document_numbers,
-    newest_document,
-    require_create_only,
-)
+from cpr_ext.storage.remote.head import HEAD, PROBES, Head, require_conditional_puts
 from cpr_ext.storage.remote.objects import Objects
 from cpr_ext.storage.remote.range_reading import WantedFile, read_objects
 from cpr_ext.tools.publishing.publication import FORMAT_NAME, Publication, PublishedFile
 
-INDEXES = "index/"
 FILES = "files/"
-INDEXES_KEPT = 16  # old ones: small
 _CHUNK_BYTES = 1 << 20
 _FILE_KEY = re.compile(r"files/(\d{8,})-.*", re.ASCII)
 
@@ -48,6 +42,7 @@ class RemotePlace:
     def __init__(self, objects: Objects, name: str) -> None:
         self.name = name
         self._objects = objects
+        self._head = Head(objects)
         self._directory = Path()
 
     def read_index(self) -> Publication | None:
@@ -56,12 +51,11 @@ class RemotePlace:
         Raises:
             RemoteError: a request failed.
         """
-        found = newest_document(self._objects, INDEXES)
-        if found is None:
+        if (data := self._head.read()) is None:
             return None
-        key = document_key(INDEXES, found[0])
-        content = parse_document(found[1], key, FORMAT_NAME)
-        return Publication.from_content(content, f"{self.name}/{key}")
+        return Publication.from_content(
+            parse_document(data, HEAD, FORMAT_NAME), f"{self.name}/{HEAD}"
+        )
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -74,14 +68,13 @@ class RemotePlace:
         """Refuse a place that holds something else, and a service that would overwrite an index."""
         if known is not None:
             return
-        ours = (INDEXES, FILES, "probes/")
-        strangers = [key for key in self._objects.list("") if not key.startswith(ours)]
-        if strangers:
+        others = [key for key in self._objects.list("") if not key.startswith((FILES, PROBES))]
+        if others:
             raise StoreError(
-                f"'{self.name}' is no publication but holds {strangers[0]!r:.100}; choose an "
+                f"'{self.name}' is no publication but holds {others[0]!r:.100}; choose an "
                 "address where nothing is"
             )
-        require_create_only(self._objects)
+        require_conditional_puts(self._objects)
 
     def add_file(self, file: PublishedFile) -> None:
         """Send a file."""
@@ -96,28 +89,17 @@ class RemotePlace:
         path.unlink()
 
     def add_index(self, known: Publication | None, index: Publication) -> None:
-        """Create the next index.
+        """Replace the index.
 
         Raises:
-            StoreError: another publisher has created it.
+            StoreError: another publisher has replaced it.
         """
-        key = document_key(INDEXES, index.number)
-        data = serialize_document(FORMAT_NAME, index.to_content())
-        # One that is there may be ours: a request can arrive twice.
-        is_ours = self._objects.create(key, data) or self._objects.read(key) == data
-        # Others may have published so often meanwhile that this number was free again.
-        if not is_ours or document_numbers(self._objects, INDEXES)[-1:] > [index.number]:
-            if is_ours:
-                self._objects.delete(key)
-            raise StoreError(
-                f"another process has published to '{self.name}' ({key}); end one of the two"
-            )
+        if not self._head.replace(serialize_document(FORMAT_NAME, json.dumps(index.to_content()))):
+            raise StoreError(f"another process has published to '{self.name}'; end one of the two")
         with suppress(Exception):  # it costs space; the next call tries again
             self._tidy(known, index)
 
     def _tidy(self, known: Publication | None, index: Publication) -> None:
-        for number in document_numbers(self._objects, INDEXES)[:-INDEXES_KEPT]:
-            self._objects.delete(document_key(INDEXES, number))
         named = {
             file_key(file)
             for each in (known, index)

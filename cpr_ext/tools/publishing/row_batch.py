@@ -20,7 +20,7 @@ class RowBatch:
         row_ids: (n,) int64, ascending; of a keyed table: the slots.
         arrays: ``weight`` (n, embedding_dim); of a keyed table ``key`` (n,) int64, the id that each
             row belongs to now, -1: to none; and per-row optimizer states if they were asked for.
-        step: none of the rows was captured after it. Compaction may note a newer step than a row's
+        step: none of the rows was captured after it. A repair may note a newer step than a row's
             own.
     """
 

@@ -24,7 +24,7 @@ class StorePosition:
     Attributes:
         model: digest of the store's tables and number of shards.
         snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
-        shards: of each shard, the chain of its state; see :mod:`cpr_ext.storage.lineage`.
+        shards: of each shard, the id of the snapshot that wrote its newest segment; empty: none.
     """
 
     model: str

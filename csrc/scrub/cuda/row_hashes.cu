@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
 struct Found {
   unsigned long long changed_row;  // all bits set: none
   unsigned long long num_compared;
-  unsigned long long num_recorded;
+  unsigned long long num_unknown;
 };
 constexpr unsigned long long kNone = ~0ull;
 
@@ -108,9 +108,9 @@ struct EveryRow {
 // Threads take several rows, so that few add to the sums.
 __global__ void __launch_bounds__(kThreads)
     compare_kernel(const __grid_constant__ HashedTable table, EveryRow rows, DirtyMarks dirty,
-                   uint16_t* hashes, Found* found) {
+                   const uint16_t* hashes, Found* found) {
   const int64_t num_threads = static_cast<int64_t>(gridDim.x) * kRowsPerBlock;
-  unsigned num_compared = 0, num_recorded = 0;
+  unsigned num_compared = 0, num_unknown = 0;
   const int64_t warp_begin = row_of_grid() - threadIdx.x % 32 / kLanesPerRow;
   for (int64_t begin = warp_begin; begin < rows.size; begin += num_threads) {
     const int64_t i = begin + threadIdx.x % 32 / kLanesPerRow;
@@ -120,8 +120,7 @@ __global__ void __launch_bounds__(kThreads)
     if (row < 0 || lane_of_row() != 0) continue;
     const uint16_t saved = hashes[row];
     if (saved == 0) {
-      hashes[row] = now;
-      ++num_recorded;
+      ++num_unknown;
       continue;
     }
     ++num_compared;
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncwarp();
   add_over_warps(num_compared, &found->num_compared);
-  add_over_warps(num_recorded, &found->num_recorded);
+  add_over_warps(num_unknown, &found->num_unknown);
 }
 
 class DeviceComparison final : public PendingComparison {
@@ -165,7 +164,7 @@ class DeviceComparison final : public PendingComparison {
     }
     const int64_t changed = here.changed_row == kNone ? -1 : static_cast<int64_t>(here.changed_row);
     return {changed, static_cast<int64_t>(here.num_compared),
-            static_cast<int64_t>(here.num_recorded)};
+            static_cast<int64_t>(here.num_unknown)};
   }
 
  private:

@@ -18,8 +18,6 @@ constexpr int kThreads = 256;
 constexpr int kRowsPerThread = 4;        // independent loads that overlap
 constexpr int64_t kAlign = 256;          // of each array in a buffer
 constexpr int64_t kSlack = 64 * kAlign;  // beside buffer_bytes, so that padding takes none of them
-// From any device; kernels write rows that are not rounded.
-constexpr unsigned kRegister = cudaHostRegisterPortable | cudaHostRegisterMapped;
 constexpr int64_t kSmallestBuffer = 64 * 1024;  // where memory is short
 // A launch's parameters are limited to 4 KB.
 constexpr int kArraysPerLaunch = 32;
@@ -171,37 +169,6 @@ class Launches {
   int num_arrays_ = 0;
 };
 
-// Host memory that is pinned, by stagers of whichever device. CUDA says where a device sees the
-// beginning of such memory; whether it does so of what lies further on, it does not promise.
-class PinnedRanges {
- public:
-  void add(std::byte* begin) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    begins_.insert(begin);
-  }
-
-  void remove(std::byte* begin) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    begins_.erase(begin);
-  }
-
-  // The beginning of the range that holds `slot`. REQUIRES: one does.
-  std::byte* begin_of(std::byte* slot) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto after = begins_.upper_bound(slot);
-    return after == begins_.begin() ? slot : *std::prev(after);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<std::byte*> begins_;
-};
-
-PinnedRanges& pinned() {
-  static auto* const pinned = new PinnedRanges;
-  return *pinned;
-}
-
 class CudaStager final : public DeviceStager {
  public:
   CudaStager(int device, int64_t buffer_bytes, int num_buffers)
@@ -223,13 +190,12 @@ class CudaStager final : public DeviceStager {
 
   void pin(std::byte* slot, int64_t bytes) override {
     const DeviceGuard guard(device_);
-    CPR_EXT_CUDA(cudaHostRegister(slot, static_cast<size_t>(bytes), kRegister));
-    pinned().add(slot);
+    // For copies from any device.
+    CPR_EXT_CUDA(cudaHostRegister(slot, static_cast<size_t>(bytes), cudaHostRegisterPortable));
   }
 
   void unpin(std::byte* slot) noexcept override {
     const DeviceGuard guard(device_, std::nothrow);
-    pinned().remove(slot);
     if (cudaHostUnregister(slot) != cudaSuccess) (void)cudaGetLastError();
   }
 
@@ -239,23 +205,17 @@ class CudaStager final : public DeviceStager {
     const DeviceGuard guard(device_);
     const cudaStream_t kernels = rows.are_settled ? copies_out_.get() : stream();
     auto arrival = std::make_unique<Submitted>(device_, copies_out_.get(), kernels);
-    std::byte* const mapped = num_rounded(arrays) > 0 ? mapped_to_device(slot) : nullptr;
     in_rounds(arrays, rows, kernels, [&](const Round& round) {
-      const Staged staged = stage(arrays, rows, round, mapped);
+      const Staged staged = stage(arrays, rows, round);
       if (rows.row_ids != nullptr) upload_ids(rows, round, kernels);
       staged.launches.submit<true>(kernels);
-      if (!staged.rounded.empty()) {
-        launch_rounding(staged.rows, staged.rounded, staged.errors, kernels);
-      }
+      for (const RoundedRows& rounded : staged.rounded) launch_rounding(rounded, kernels);
       if (!rows.are_settled) {
         round.buffer->is_filled.record(kernels);
         round.buffer->is_filled.block(copies_out_.get());
       }
       for (size_t i = 0; i < arrays.size(); ++i) {
         copy_out(staged.packed[i], slot + arrays[i].offset, arrays[i].packed_row_bytes(), round);
-      }
-      if (!staged.rounded.empty()) {
-        copy_out(staged.errors, slot + rows.errors_offset, sizeof(float), round);
       }
       round.buffer->is_free.record(copies_out_.get());
     });
@@ -277,7 +237,7 @@ class CudaStager final : public DeviceStager {
     auto arrival = std::make_unique<Submitted>(device_, stream(), stream());
     open_ = nullptr;  // its copies go another way
     in_rounds(arrays, rows, stream(), [&](const Round& round) {
-      const Staged staged = stage(arrays, rows, round, nullptr);
+      const Staged staged = stage(arrays, rows, round);
       if (rows.row_ids != nullptr) upload_ids(rows, round, stream());
       for (size_t i = 0; i < arrays.size(); ++i) {
         const int64_t row_bytes = arrays[i].packed_row_bytes();
@@ -286,7 +246,7 @@ class CudaStager final : public DeviceStager {
             static_cast<size_t>(round.count * row_bytes), cudaMemcpyHostToDevice, stream()));
       }
       staged.launches.submit<false>(stream());
-      if (!staged.rounded.empty()) launch_restoring(staged.rows, staged.rounded, stream());
+      for (const RoundedRows& rounded : staged.rounded) launch_restoring(rounded, stream());
       round.buffer->is_free.record(stream());
     });
     open_ = nullptr;
@@ -356,9 +316,7 @@ class CudaStager final : public DeviceStager {
   struct Staged {
     std::vector<std::byte*> packed;
     Launches launches;
-    RoundedRows rows;
-    std::vector<RoundedArray> rounded;
-    float* errors;  // (count,) of a gather that rounds
+    std::vector<RoundedRows> rounded;
   };
 
   cudaStream_t stream() const { return stream_of(device_); }
@@ -374,7 +332,6 @@ class CudaStager final : public DeviceStager {
                  cudaStream_t stream, const Body& body) {
     int64_t row_bytes = rows.row_ids == nullptr ? 0 : static_cast<int64_t>(sizeof(int64_t));
     for (const StagedArray& array : arrays) row_bytes += array.packed_row_bytes();
-    if (num_rounded(arrays) > 0) row_bytes += static_cast<int64_t>(sizeof(float));
     const int64_t padding = kAlign * (static_cast<int64_t>(arrays.size()) + 2);
     const int64_t most_rows = (buffer_bytes_ + kSlack - padding) / row_bytes;
     if (most_rows < 1) {
@@ -405,9 +362,8 @@ class CudaStager final : public DeviceStager {
     return memory;
   }
 
-  // mapped: the slot as the device sees it, of a gather that rounds.
-  Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows, const Round& round,
-               std::byte* mapped) const {
+  Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows,
+               const Round& round) const {
     std::byte* to = round.memory;
     const bool has_ids = rows.row_ids != nullptr;
     RowCopies copies{};
@@ -415,40 +371,18 @@ class CudaStager final : public DeviceStager {
     copies.range_begin = rows.first_row_id + round.first;
     copies.count = round.count;
     if (has_ids) to += round_up(static_cast<int64_t>(id_bytes(round.count)));
-    Staged staged{{}, Launches(copies), {copies.row_ids, copies.range_begin, round.count}, {}, {}};
+    Staged staged{{}, Launches(copies), {}};
     for (const StagedArray& array : arrays) {
       staged.packed.push_back(to);
       if (array.precision == RowPrecision::kExact) {
         staged.launches.add(copy_of(array.rows, to));
       } else {
-        const int64_t exact = array.exact_offset + round.first * array.rows.row_bytes;
         staged.rounded.push_back(
-            rounded_array(array, to, mapped == nullptr ? nullptr : mapped + exact));
+            {array.rows, array.precision, to, copies.row_ids, copies.range_begin, round.count});
       }
       to += round_up(round.count * array.packed_row_bytes());
     }
-    staged.errors = reinterpret_cast<float*>(to);
     return staged;
-  }
-
-  static int64_t num_rounded(const std::vector<StagedArray>& arrays) {
-    const auto count = std::count_if(arrays.begin(), arrays.end(), [](const StagedArray& array) {
-      return array.precision != RowPrecision::kExact;
-    });
-    if (count > kMostRoundedArrays) {
-      throw UsageError("a table has " + std::to_string(count) +
-                       " arrays that are rounded; at most " + std::to_string(kMostRoundedArrays) +
-                       " can be on a device");
-    }
-    return count;
-  }
-
-  // REQUIRES: pinned
-  static std::byte* mapped_to_device(std::byte* slot) {
-    std::byte* const begin = pinned().begin_of(slot);
-    void* mapped = nullptr;
-    CPR_EXT_CUDA(cudaHostGetDevicePointer(&mapped, begin, 0));
-    return static_cast<std::byte*>(mapped) + (slot - begin);
   }
 
   // A round's part of what has `row_bytes` per row.

@@ -67,7 +67,6 @@ enum cudaDriverEntryPointQueryResult {
 constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned cudaHostAllocMapped = 2;
 constexpr unsigned cudaHostRegisterPortable = 1;
-constexpr unsigned cudaHostRegisterMapped = 2;
 constexpr unsigned cudaEventDisableTiming = 2;
 constexpr unsigned cudaEventBlockingSync = 1;
 constexpr unsigned cudaStreamNonBlocking = 1;

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = i < rows.size ? rows.row(i) : -1;
   const float score = measured.score<Format>(row);
   if (row < 0 || lane_of_row() != 0) return;
-  scores[i] = bits_of_float(score);
+  scores[i] = bits_of(score);
   if (score != score) atomicMin(lowest_nan, static_cast<RowNumber>(row));
 }
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_nan = score != score;
   if (!is_nan) measured.rebase<Format>(row);
   if (lane_of_row() != 0) return;
-  taken[i] = is_nan ? 0 : bits_of_float(score);
+  taken[i] = is_nan ? 0 : bits_of(score);
   if (taken[i] == 0) return;
   clear_bit(measured.dirty, row);
   measured.carried[row] = 0;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = thread_of_grid();
   if (i >= rows.size) return;
   set_bit(dirty, rows.row(i));
-  carried[rows.row(i)] += float_of_bits(taken[i]);
+  carried[rows.row(i)] += float_of(taken[i]);
 }
 
 template <class Format>
@@ -242,8 +242,8 @@ std::unique_ptr<PendingRows> DeviceChangeMeter::begin_select_best(RowRange range
 
 const TakenCodec& DeviceChangeMeter::codec() const {
   static const TakenCodec codec{
-      [](TakenRows* taken, uint32_t value) { taken->changes.push_back(float_of_bits(value)); },
-      [](const TakenRows& taken, size_t i) { return bits_of_float(taken.changes[i]); }};
+      [](TakenRows* taken, uint32_t value) { taken->changes.push_back(float_of(value)); },
+      [](const TakenRows& taken, size_t i) { return bits_of(taken.changes[i]); }};
   return codec;
 }
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 from python_tests.csrc import segments
-from python_tests.csrc.pipeline.test_copy_on_write import keep_all, pipeline
 from python_tests.csrc.segments import Layout, random_table
 
 ROWS = 5000
@@ -21,13 +20,8 @@ def make_trackers(kinds):
 
 def captured_rows(trackers, table):
     rows = native.CapturedRows()
-    rows.add_table(
-        trackers=trackers,
-        weight=None,
-        begin=table.range_begin,
-        end=table.range_begin + table.range_rows,
-        row_ids=table.row_ids,
-    )
+    of_segment = Layout([table]).specs(capture=True)
+    rows.add_tables([native.TrackedTable(trackers)], of_segment)
     return rows
 
 
@@ -43,7 +37,6 @@ def look_up(trackers, plain, rows):
 
 @given(
     is_range=st.booleans(),
-    is_copied=st.booleans(),
     steps=st.lists(
         st.tuples(st.sampled_from([0, 1, 20_000]), st.integers(0, 300)), min_size=1, max_size=8
     ),
@@ -51,7 +44,7 @@ def look_up(trackers, plain, rows):
     seed=st.integers(0, 2**32),
 )
 def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
-    tmp_path_factory, is_range, is_copied, steps, fails, seed
+    tmp_path_factory, is_range, steps, fails, seed
 ):
     random = np.random.default_rng(seed)
     saved = np.sort(random.choice(ROWS, 3000, replace=False)).astype(np.int64)
@@ -64,11 +57,10 @@ def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
     at_start = plain.copy()
     rows = captured_rows(trackers, table)
     job = segments.start(
-        pipeline(3, SLOT_BYTES, 1 << 20),
+        native.SnapshotPipeline(num_slots=3, slot_bytes=SLOT_BYTES),
         tmp_path_factory.mktemp("taken") / "s",
         Layout([table]),
         direct_io=False,
-        copy_on_write=is_copied,
         max_chunk_bytes=SLOT_BYTES // 4,
         captured=rows,
     )
@@ -88,9 +80,6 @@ def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
             for _, first, size, *_ in chunks:
                 forget(table.saved_ids[first : first + size])
         changed = random.integers(0, ROWS, count)
-        if is_copied and job.state == "capturing":
-            keep_all(job, (0, changed))  # has room for all: nothing more is captured for it
-            forget(np.unique(changed))
         look_up(trackers, plain, changed)
         assert np.array_equal(counts_of(trackers[0]), plain)
         assert np.array_equal(trackers[1].dirty_rows(), np.flatnonzero(plain))
@@ -105,37 +94,17 @@ def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
     assert np.array_equal(counts_of(trackers[0]), plain + forgotten)
 
 
-@pytest.mark.parametrize("begin", [0, 200, 65_000, (1 << 24) - 100, 1 << 31])
-def test_rows_that_change_may_come_in_any_order_and_have_any_number(tmp_path, begin):
-    """Trackers want them in ascending order, and refuse another."""
-    table = random_table(num_rows=ROWS, first_row_id=begin, range_begin=begin, range_rows=ROWS)
-    tracker = native.DirtyRows(name="t", num_rows=begin + ROWS)
-    tracker.observe(np.arange(begin, begin + ROWS))
-    job = segments.start(
-        pipeline(2, SLOT_BYTES, 1 << 20),
-        tmp_path / "s",
-        Layout([table]),
-        copy_on_write=True,
-        captured=captured_rows([tracker], table),
-    )
-    changing = begin + np.random.default_rng(0).permutation(ROWS)[:3000]
-    keep_all(job, (0, changing))
-    left = np.setdiff1d(np.arange(begin, begin + ROWS), changing)
-    assert np.array_equal(tracker.dirty_rows(), left)
-    job.cancel("enough")
-
-
 def test_rows_that_it_does_not_have_are_refused(tmp_path):
     table = random_table(num_rows=ROWS, row_ids=np.arange(10))
     trackers = make_trackers(["AccessCounter"])
-    pipe = pipeline(2, SLOT_BYTES, 0)
+    pipe = native.SnapshotPipeline(num_slots=2, slot_bytes=SLOT_BYTES)
     with pytest.raises(UsageError, match="1 tables but trackers of 0"):
         segments.start(pipe, tmp_path / "s", Layout([table]), captured=native.CapturedRows())
-    rows = captured_rows(trackers, table)
     with pytest.raises(UsageError, match="a tracker is None"):
-        rows.add_table(trackers=[None], weight=None, begin=0, end=1, row_ids=None)
+        native.TrackedTable([None])
     outside = native.CapturedRows()
-    outside.add_table(trackers=trackers, weight=None, begin=0, end=ROWS + 1, row_ids=None)
+    too_many = native.SegmentTable(name="t", num_rows=ROWS + 1)
+    outside.add_tables([native.TrackedTable(trackers)], [too_many])
     with pytest.raises(UsageError, match="is not inside its rows"):
         outside.take_all()
     outside.put_back()

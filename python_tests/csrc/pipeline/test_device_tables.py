@@ -282,12 +282,6 @@ def test_a_table_on_two_devices_is_refused(emulated, tmp_path):
         )
 
 
-def test_rows_on_a_device_are_not_copied_aside(emulated, tmp_path):
-    on = OnDevice(emulated, random_table(100))
-    with pytest.raises(UsageError, match=r"'t' lies on a device"):
-        on.start(tmp_path / "s", copy_on_write=True)
-
-
 def test_nan_on_a_device_fails_the_segment(device, tmp_path):
     table = random_table(100)
     table.arrays["weight"][50, 3] = np.nan

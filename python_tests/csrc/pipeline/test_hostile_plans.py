@@ -122,22 +122,6 @@ def test_a_range_that_the_target_does_not_hold_is_refused():
         _restore(_spec(8193, ids=False), (0, 0, 512, 1, [0]))
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 99), (1, 100), (200, 100), (0, 0)])
-def test_marks_that_are_not_of_all_rows_wanted_are_refused(first, count):
-    spec = _spec()
-    spec.mark_rows(np.zeros(count, np.uint8), first, of_row=1, of_exact=0)
-    with pytest.raises(RowIndexError, match="marks are not of all rows wanted"):
-        _restore(spec, (0, 0, 512, 1, [0, 0]), wanted=[(0, 100)])
-
-
-def test_marks_of_another_kind_are_refused():
-    for marks in (np.zeros(100, np.int8), np.zeros((100, 1), np.uint8)):
-        with pytest.raises(UsageError, match="marks"):
-            _spec().mark_rows(marks, of_row=1, of_exact=0)
-    with pytest.raises(UsageError, match="first_row_id must not be negative"):
-        _spec().mark_rows(np.zeros(1, np.uint8), -1, of_row=1, of_exact=0)
-
-
 def test_restoring_into_read_only_memory_is_refused():
     target = np.zeros((8192, 2))
     target.flags.writeable = False

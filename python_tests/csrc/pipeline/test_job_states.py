@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpr_ext._native import native
 from cpr_ext.errors import StorageError, UsageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import HEADER, Layout, random_table
@@ -398,3 +399,22 @@ def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
+
+
+def test_a_stopped_capture_comes_back_after_one_chunk_and_chunks_are_as_small_as_asked(tmp_path):
+    table = segments.random_table(num_rows=20_000)
+    smallest = segments.smallest_slot([table])
+    pipe = native.SnapshotPipeline(num_slots=2, slot_bytes=8 * smallest)
+    stop = native.StopFlag()
+    layout = segments.Layout([table])
+    job = segments.start(pipe, tmp_path / "s", layout, max_chunk_bytes=smallest)
+    stop.set()
+    assert stop.is_set()
+    (chunk,) = job.capture(step=1, stop=stop, wait_for_slot=True)
+    assert chunk[2] * 36 <= smallest
+    stop.clear()
+    assert len(job.capture(step=1, stop=stop, wait_for_slot=True)) > 5
+    assert job.state != "capturing"
+    job.wait("written")
+    job.finish(segments.HEADER)
+    assert (tmp_path / "s").read_bytes() == layout.expected_file()

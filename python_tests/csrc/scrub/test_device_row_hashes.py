@@ -81,12 +81,12 @@ def test_the_first_row_that_differs_and_is_clean_is_named(backend, kind):
     assert table.compare(3, 3) == (-1, 0, 0)
 
 
-def test_rows_of_unknown_hash_are_recorded(backend):
+def test_rows_of_unknown_hash_are_counted(backend):
     table = Hashed(backend, make_arrays((8,)), dirty=[3])
     table.hashes.forget()
     assert not table.hashes.range_values(0, ROWS).any()
-    assert table.compare() == (-1, 0, ROWS - 1)
-    assert table.compare() == (-1, ROWS - 1, 0)
+    for _ in range(2):
+        assert table.compare() == (-1, 0, ROWS - 1)
     table.flip(0, 3, 0, 0)
     table.hashes.record(table.arrays, np.array([3]))
     assert table.hashes.range_values(3, 4) != 0

@@ -80,14 +80,31 @@ def test_recorded_rows_are_taken_as_they_are(row_ids):
     assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == first
 
 
-def test_rows_of_unknown_hash_are_recorded_and_counted_when_they_are_compared():
+def test_rows_of_unknown_hash_are_counted():
     arrays = make_arrays()
     hashes, tracker = make(arrays, dirty=[3])
     hashes.forget()
-    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, 0, ROWS - 1)
-    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, ROWS - 1, 0)
-    arrays[0][200] ^= 1
-    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == 200
+    for _ in range(2):
+        assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, 0, ROWS - 1)
+
+
+@given(
+    st.lists(st.integers(0, ROWS - 1), max_size=400),
+    st.sets(st.integers(0, ROWS - 1)),
+    st.sets(st.integers(0, ROWS - 1)),
+)
+def test_rows_that_are_about_to_change_are_compared_once(row_ids, dirty, changed):
+    arrays = make_arrays()
+    hashes, tracker = make(arrays, dirty=sorted(dirty))
+    arrays[1][sorted(changed)] ^= 1
+    ids = np.array(row_ids, dtype=np.int64)
+    row, num_compared, _ = hashes.compare_changing(arrays, tracker, ids)
+    compared = [row_id for row_id in dict.fromkeys(row_ids) if row_id not in dirty]
+    assert row == next((row_id for row_id in compared if row_id in changed), -1)
+    assert num_compared == len(compared)
+    known = hashes.range_values(0, ROWS) != 0
+    assert {row_id for row_id in range(ROWS) if not known[row_id]} == set(row_ids)
+    assert hashes.compare_changing(arrays, tracker, ids) == (-1, 0, 0)
 
 
 def hash_of(row):
@@ -147,16 +164,3 @@ def test_rows_and_arrays_outside_of_the_table_are_refused():
         hashes.record_range([], 0, 3)
     with pytest.raises(UsageError, match="at least 1"):
         native.HostRowHashes(name="a", num_rows=0)
-
-
-def test_hashes_of_another_are_taken():
-    arrays = make_arrays()
-    hashes, _ = make(arrays)
-    other = native.HostRowHashes(name="a", num_rows=ROWS)
-    other.assign(hashes.range_values(0, 200), 0)
-    other.assign(hashes.range_values(200, ROWS), 200)
-    np.testing.assert_array_equal(other.range_values(0, ROWS), hashes.range_values(0, ROWS))
-    with pytest.raises(UsageError, match="is not inside its rows"):
-        other.assign(np.zeros(2, np.uint16), ROWS - 1)
-    with pytest.raises(UsageError, match="uint16"):
-        other.assign(np.zeros(2, np.int64), 0)

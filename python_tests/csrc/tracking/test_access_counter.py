@@ -59,6 +59,7 @@ def test_counts_keeps_its_counter_alive():
 def counter_with(row_id, count):
     """Four thousand million lookups would take too long, so the test writes the memory itself."""
     counter = _C.AccessCounter(name="t", num_rows=8)
+    counter.observe(np.array([row_id]))  # says where counts are
     address = counter.counts().ctypes.data + 4 * row_id
     ctypes.c_uint32.from_address(address).value = count
     counter.put_back(counter.take_range(0, 8))  # tells the counter how near its limit it is
@@ -104,6 +105,6 @@ def test_rows_that_are_never_looked_up_take_no_memory(kind, num_rows):
     meter = MemoryMeter()
     tracker = kind(name="t", num_rows=num_rows)
     tracker.observe(np.array([0, num_rows // 2, num_rows - 1]))
-    assert tracker.memory_bytes() == 200_000_000
+    assert tracker.memory_bytes() - 200_000_000 in range(100_000)
     assert meter.grown_bytes() < 20e6
     assert tracker.num_dirty() == 3

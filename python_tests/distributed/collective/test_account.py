@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
-from cpr_ext.distributed.collective.recovery_decision import Status, agree
+from cpr_ext.distributed.collective.recovery_decision import Status, decide
 from python_tests.distributed.mlp_job import SAMPLES
 
 BATCH = 2
@@ -48,14 +48,14 @@ class World:
     def recover(self, incomplete=()):
         """All meet; a death at the end leaves the processes ``incomplete`` as they were."""
         empty = LossAccount.empty(self.size)
-        agreement = agree(
+        decision = decide(
             [
                 Status(p.is_live, p.samples if p.is_live else self.stores[rank][0], (), "partial",
                        p.account or empty)
                 for rank, p in enumerate(self.processes)
             ]
         )  # fmt: skip
-        samples, held = agreement.step, []
+        samples, held = decision.step, []
         # Else all go back, and train other samples of the same numbers: see the last test.
         assume(samples >= self.agreed)
         self.agreed = samples
@@ -65,24 +65,24 @@ class World:
             held.append(process.samples)
         for process in self.processes:
             if process.account is None:
-                process.account = agreement.account
-                process.known = self.known_to(agreement)
+                process.account = decision.account
+                process.known = self.known_to(decision)
         for rank, process in enumerate(self.processes):
             if rank not in incomplete:
-                account = agreement.account.going_back_to(samples).add(held, samples)
+                account = decision.account.going_back_to(samples).add(held, samples)
                 lost = account.beyond(process.account.going_back_to(samples))
                 process.account = account
                 process.told = [a + b for a, b in zip(process.told, lost, strict=True)]
                 process.is_live, process.samples = True, samples
 
-    def known_to(self, agreement):
+    def known_to(self, decision):
         """What a new process takes for told: what others count, and older holes that they know."""
         veterans = [process for process in self.processes if process.known is not None]
         if not veterans:
             return [set(range(at)) - rows for at, rows in self.stores]
         counted = [
             {sample for begin, end in spans for sample in range(begin, end)}
-            for spans in agreement.account.counted
+            for spans in decision.account.counted
         ]
         return [
             told.union(*(process.known[rank] for process in veterans))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from cpr_ext.distributed.collective import process_group
 from cpr_ext.distributed.collective.process_group import Round, init_group
@@ -62,7 +62,9 @@ def run_member(scenario, rank, folder, port):
 
     def meet(number, seconds=10):
         round_store = PrefixStore(f"round {number}", store)
-        group.configure(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
+        this_round = Round(round_store, timedelta(seconds=seconds), "127.0.0.1")
+        group.configure(this_round)
+        return this_round
 
     meet.store = store
     meet.host = int(Path(folder, "host").read_text())
@@ -247,6 +249,28 @@ def test_a_large_message_that_is_under_way_may_arrive(members):
     assert max(members("left_amid_a_large_message")) < SOON_SECONDS
 
 
+def killed_amid_a_large_message(rank, group, meet):
+    """Worker 1 dies while it broadcasts 256 MB; how long it took the others to be done."""
+    this_round = meet(0, seconds=TIME_OUT_SECONDS)
+    dist.all_reduce(torch.ones(1))
+    values, begin = torch.ones(1 << 26), time.monotonic()
+    if rank == 1:
+        threading.Timer(0.03, lambda: os.kill(os.getpid(), 9)).start()
+    threading.Timer(1.0, this_round.is_over.set).start()  # as the rendezvous says
+    for number in range(50):
+        with contextlib.suppress(RuntimeError):
+            dist.broadcast(values, 1)
+        if group.has_lost_peer():
+            return number, time.monotonic() - begin
+    raise AssertionError("the death was not noticed")
+
+
+def test_what_waits_for_the_rest_of_a_message_of_a_dead_peer_ends_with_the_round(members):
+    *others, dead = sorted(members("killed_amid_a_large_message"), key=lambda said: said is None)
+    assert dead is None
+    assert all(waited < SOON_SECONDS for _, waited in others)
+
+
 def left_without_descriptors(rank, group, meet):
     """Leave while the process has no file descriptor left; what the log reports."""
     meet(0)
@@ -335,9 +359,10 @@ class NotesItsTimeOut:
 
 def test_a_message_is_waited_for_as_long_as_any_collective():
     work, time_out = NotesItsTimeOut(), timedelta(seconds=60)
-    process_group._NotingWork(work, time_out).wait()
+    this_round = Round(HashStore(), time_out)
+    process_group._MessageWork(work, this_round).wait()
     assert work.waited == time_out
-    process_group._NotingWork(work, time_out).wait(timedelta(seconds=1))
+    process_group._MessageWork(work, this_round).wait(timedelta(seconds=1))
     assert work.waited == timedelta(seconds=1)
 
 

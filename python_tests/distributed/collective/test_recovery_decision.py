@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.distributed.collective.account import LossAccount
-from cpr_ext.distributed.collective.recovery_decision import Status, agree, require_wanted_start
+from cpr_ext.distributed.collective.recovery_decision import (
+    Rebuild,
+    Status,
+    decide,
+    require_wanted_start,
+)
 from cpr_ext.distributed.defaults import (
     choose_recovery,
     require_planned_parity,
@@ -18,8 +23,8 @@ from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.policy import ParityCosts
+from cpr_ext.policy.target_pls import TargetPLS
 from cpr_ext.schedules.intervals import EverySeconds, EverySteps, RunCosts
-from cpr_ext.schedules.target_pls import TargetPLS
 
 
 @st.composite
@@ -42,25 +47,25 @@ def worlds(draw):
 
 @given(worlds())
 def test_partial_recovery_goes_on_from_whoever_got_furthest(statuses):
-    agreement = agree(statuses)
-    if agreement.recovery == "full":
+    decision = decide(statuses)
+    if decision.recovery == "full":
         return
     survivors = [status for status in statuses if status.is_live]
     furthest = max(status.step for status in survivors or statuses)
-    assert agreement.step == furthest == statuses[agreement.source].step
-    assert statuses[agreement.source].is_live or not survivors
+    assert decision.step == furthest == statuses[decision.source].step
+    assert statuses[decision.source].is_live or not survivors
     for status in statuses:
-        assert agreement.account.united(status.account) == agreement.account
+        assert decision.account.united(status.account) == decision.account
 
 
 @given(worlds())
 def test_nobody_is_sent_back_unless_somebody_lost_its_state_or_began_a_step(statuses):
-    agreement = agree(statuses)
-    assert agreement.lost == tuple(r for r, status in enumerate(statuses) if not status.is_live)
+    decision = decide(statuses)
+    assert decision.lost == tuple(r for r, status in enumerate(statuses) if not status.is_live)
     has_tried = any(status.has_tried for status in statuses)
-    assert agreement.lost or has_tried or agreement.recovery == "partial"
-    if has_tried and statuses[agreement.source].choice == "full":
-        assert agreement.recovery == "full" or agreement.step > 0
+    assert decision.lost or has_tried or decision.recovery == "partial"
+    if has_tried and statuses[decision.source].choice == "full":
+        assert decision.recovery == "full" or decision.step > 0
 
 
 def full(*points, num_snapshots, step=23, **known):
@@ -76,10 +81,10 @@ def full(*points, num_snapshots, step=23, **known):
 
 
 def test_full_recovery_goes_back_after_a_hang_of_which_nobody_died():
-    agreement = agree(full((10, 20), (10,), num_snapshots=2, has_tried=True))
-    assert (agreement.recovery, agreement.step, agreement.lost) == ("full", 10, ())
-    assert agreement.steps_repeated == 13
-    assert agree(full((10, 20), (10,), num_snapshots=2)).recovery == "partial"
+    decision = decide(full((10, 20), (10,), num_snapshots=2, has_tried=True))
+    assert (decision.recovery, decision.step, decision.lost) == ("full", 10, ())
+    assert decision.steps_repeated == 13
+    assert decide(full((10, 20), (10,), num_snapshots=2)).recovery == "partial"
 
 
 @pytest.mark.parametrize(
@@ -95,14 +100,14 @@ def test_full_recovery_goes_back_after_a_hang_of_which_nobody_died():
     ],
 )
 def test_points_are_not_abandoned_for_a_start_at_step_0(points, num_snapshots, is_refused):
-    agreement = agree(full(*points, num_snapshots=num_snapshots, has_tried=True))
+    decision = decide(full(*points, num_snapshots=num_snapshots, has_tried=True))
     if not is_refused:
-        return require_wanted_start(agreement)
+        return require_wanted_start(decision)
     known = "; ".join(
         f"worker {rank}: {', '.join(map(str, own)) or 'none'}" for rank, own in enumerate(points)
     )
     with pytest.raises(StoreError, match=f"no full-recovery point .*{known}.*start_over=True"):
-        require_wanted_start(agreement)
+        require_wanted_start(decision)
 
 
 def with_parity(choice, *newest):
@@ -119,7 +124,7 @@ def with_parity(choice, *newest):
         )
         for rank, step in enumerate(newest)
     ]  # fmt: skip
-    return agree(statuses, [group])
+    return decide(statuses, [group])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +140,10 @@ def with_parity(choice, *newest):
     ],
 )
 def test_parity_gives_lost_rows_where_it_suffices(choice, newest, expected):
-    agreement = with_parity(choice, *newest)
+    decision = with_parity(choice, *newest)
+    visits = [s.state for s in decision.steps if isinstance(s, Rebuild) and s.visits]
     *found, obstacle = (
-        agreement.recovery, agreement.step, agreement.rebuilt_at, agreement.obstacle
+        decision.recovery, decision.step, next(iter(visits), None), decision.obstacle
     )  # fmt: skip
     assert (*found, obstacle[: len(expected[3])]) == expected
     assert bool(obstacle) == bool(expected[3])
@@ -145,15 +151,15 @@ def test_parity_gives_lost_rows_where_it_suffices(choice, newest, expected):
 
 @given(worlds())
 def test_full_recovery_goes_to_the_newest_point_that_all_have(statuses):
-    agreement = agree(statuses)
-    if agreement.recovery == "partial":
+    decision = decide(statuses)
+    if decision.recovery == "partial":
         return
 
     def has(step):
         return all(step in status.full_points for status in statuses)
 
-    assert has(agreement.step) or agreement.step == 0
-    assert not any(has(step) for step in range(agreement.step + 1, 30))
+    assert has(decision.step) or decision.step == 0
+    assert not any(has(step) for step in range(decision.step + 1, 30))
 
 
 @given(worlds())
@@ -196,8 +202,8 @@ def test_the_choice_of_the_source_counts():
     ahead = Status(True, 7, (4,), "full", LossAccount.empty(3))
     behind = Status(True, 6, (4,), "partial", LossAccount.empty(3))
     lost = Status(False, 0, (2, 4), "partial", LossAccount.empty(3))
-    assert agree([behind, lost, ahead]).recovery == "full"
-    assert agree([behind, lost, ahead]).step == 4
+    assert decide([behind, lost, ahead]).recovery == "full"
+    assert decide([behind, lost, ahead]).step == 4
 
 
 @pytest.mark.parametrize("recovery", ["full", "auto"])

@@ -88,7 +88,7 @@ class FateJob:
         options = {"schedule": cpr_ext.EverySteps(10)}
         options["retention"] = cpr_ext.Retention(full_recovery_points=3)
         if self.settings.recovery == "full":
-            options |= {"priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait"}
+            options |= {"priority": cpr_ext.AllRows(), "when_busy": "wait"}
         return self.checkpointer(model, optimizers, directory, **options)
 
     def train_step(self, job, step):

@@ -22,8 +22,8 @@ class GoesBackAfterDeathsOnly(FateJob):
     """With full recovery; workers that hung or were cut off go on as they are."""
 
     def run(self):
-        right = worker.agree
-        worker.agree = lambda statuses, groups: right(
+        right = worker.decide
+        worker.decide = lambda statuses, groups: right(
             [dataclasses.replace(status, has_tried=False) for status in statuses], groups
         )
         super().run()

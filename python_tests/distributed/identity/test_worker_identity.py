@@ -146,9 +146,9 @@ from cpr_ext.storage.locks import DirectoryLock
 
 folder, fork, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 RankLock(folder, Identity(0, 1, "127.0.0.1", 1)).acquire(1)
-shard = pathlib.Path(folder, "worker-00000-of-00001", "shard-00000")
-shard.mkdir(parents=True)
-lock = DirectoryLock(shard)
+store = pathlib.Path(folder, "worker-00000-of-00001")
+store.mkdir(parents=True)
+lock = DirectoryLock(store)
 child = {"python": os.fork, "c": ctypes.PyDLL(None).fork}[fork]()
 if child == 0:
     time.sleep(seconds)
@@ -195,8 +195,10 @@ def test_who_keeps_a_lock_for_ever_is_named_and_never_a_dead_process(tmp_path):
         assert str(dead) not in str(error)
         # Also if only a lock of the store is kept.
         (tmp_path / "worker-00000-of-00001.lock").unlink()
-        with pytest.raises(StoreError, match=rf"process {child} after .*shard-00000.LOCK"):
+        with pytest.raises(
+            StoreError, match=rf"process {child} after .*worker-00000-of-00001.LOCK"
+        ):
             place.acquire(0.1)
         # That one gave its own place back.
-        (tmp_path / "worker-00000-of-00001" / "shard-00000" / "LOCK").unlink()
+        (tmp_path / "worker-00000-of-00001" / "LOCK").unlink()
         RankLock(tmp_path, Identity(0, 1, "127.0.0.1", 1)).acquire(0.1)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import NamedTuple
 
+from cpr_ext.distributed.collective import recovery_decision
+from cpr_ext.distributed.collective.account import LossAccount
+from cpr_ext.distributed.collective.recovery_decision import Encode, Rebuild, Return, Status
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.placement import holders, part_held
 from cpr_ext.distributed.parity.protocol import PARITY, Log, ProtocolError, Report, Soundness
@@ -40,6 +43,7 @@ class State(NamedTuple):
     workers: tuple[Memory, ...]
     losses: int
     goal: int | None  # all return to this state; None: they train
+    steps: tuple = ()  # of the recovery, that are left
 
 
 class FaultError(Exception):
@@ -59,15 +63,20 @@ def rules(**wrong):
         name: getattr(protocol, name)
         for name in (
             *("append", "undo_order", "undone", "may_change", "may_acknowledge"),
-            "state_of_parity",
-            *("agree_on_state", "to_decode", "to_encode", "contribution"),
-            *("agree_on_rows", "soundness", "encodes_again"),
+            *("state_of_parity", "to_decode", "contribution", "soundness", "encodes_again"),
         )
     }
+    # The decision with its own functions; the wrong ones are called in place of the right.
+    names = {**vars(recovery_decision), **wrong}
+    for name in ("_rebuild", "_exact_steps", "decide"):
+        function = getattr(recovery_decision, name)
+        names[name] = FunctionType(function.__code__, names, argdefs=function.__defaults__)
+    right["decide"] = names["decide"]
+    decides = {"agree_on_state", "agree_on_rows", "to_encode"}
     own = {"times_applied": 1, "undoes_parity": True, "undoes_change": True}
     own |= {"reads_before": True, "waits_for_rows": True, "counts_as_lost": True}
     own |= {"trades_together": True, "shortens_log": True}
-    assert wrong.keys() <= right.keys() | own.keys()
+    assert wrong.keys() <= right.keys() | own.keys() | decides
     return SimpleNamespace(**{**right, **own, **wrong})
 
 
@@ -161,12 +170,23 @@ class Model:
             w if w.is_encoded else w._replace(held=()) for w in state.workers
         ))  # fmt: skip
         lost = with_worker(known, rank, gone)._replace(losses=state.losses + 1)
-        verdict = self.rules.agree_on_state(self.reports(lost), self.groups)
-        if verdict.state is None:
+        decision = self.decide(lost, "exact")
+        if decision.recovery != "exact":
             self.rebuild_without_return(lost)
-            self.require_excuse(lost, verdict.obstacle)
+            self.require_excuse(lost, decision.obstacle)
             return None
-        return lost._replace(goal=verdict.state)
+        return lost._replace(goal=decision.step, steps=decision.steps)
+
+    def decide(self, state, choice):
+        """What workers decide that recover in this way."""
+        reports, account = self.reports(state), LossAccount.empty(self.size)
+        return self.rules.decide(
+            [
+                Status(r.own is not None, r.own.newest if r.own else 0, (), choice, account, r)
+                for r in reports
+            ],
+            self.groups,
+        )
 
     def rebuild_without_return(self, state):
         """The lost rows alone, as the survivors do not go back."""
@@ -260,16 +280,24 @@ class Model:
         return with_worker(state, holder, memory._replace(parity=parity, held=held))
 
     def recover(self, state):
-        """Undo, in any order of workers; then decode, encode and train, in the one order."""
-        undoing = [
-            (rank, undone)
-            for rank in range(self.size)
-            if (undone := self.undo(state, rank)) is not None
-        ]
-        for rank, undone in undoing:
-            yield with_worker(state, rank, undone)
-        if not undoing:
-            yield self.rebuild(state)
+        """One step after the other; workers go back in any order, the rest has one order."""
+        step, *left = state.steps
+        events = []
+        if isinstance(step, Return):
+            undone = [(rank, self.undo(state, rank)) for rank in range(self.size)]
+            events = [with_worker(state, rank, w) for rank, w in undone if w is not None]
+        elif isinstance(step, Rebuild):
+            lost = [r for r in step.lost if state.workers[r].own is None]
+            events = [self.decode(state, self.group_of[r], r) for r in lost[:1]]
+        elif isinstance(step, Encode):
+            lacking = [r for r in step.lacking if not state.workers[r].held]
+            events = [self.begin_parity(state, r) for r in lacking[:1]]
+        if events:
+            yield from events
+        elif left:
+            yield from self.recover(state._replace(steps=tuple(left)))
+        else:
+            yield self.end_recovery(state)
 
     def undo(self, state, rank):
         worker = self.undo_once(state.workers[rank], rank, state.goal)
@@ -298,40 +326,33 @@ class Model:
                 return w._replace(parity=parity, held=held)
         return None
 
-    def rebuild(self, state):
-        goal, reports = state.goal, self.reports(state)
-        for group in self.groups:
-            for rank in group:
-                if reports[rank].own is None:
-                    return self.decode(state, reports, group, rank)
-        for group in self.groups:
-            for holder in self.rules.to_encode(reports, group):
-                parity = 0 if self.behind else self.gather(state, group, holder, None)
-                held = tuple(protocol.begin(goal) for _ in self.others(holder))
-                old = state.workers[holder]
-                if old.held:
-                    continue
-                worker = old._replace(parity=parity, held=held, is_encoded=not self.behind)
-                return with_worker(state, holder, worker)
+    def begin_parity(self, state, holder):
+        parity = 0 if self.behind else self.gather(state, self.group_of[holder], holder, None)
+        held = tuple(protocol.begin(state.goal) for _ in self.others(holder))
+        begun = {"parity": parity, "held": held, "is_encoded": not self.behind}
+        return with_worker(state, holder, state.workers[holder]._replace(**begun))
+
+    def end_recovery(self, state):
         for rank, w in enumerate(state.workers):
             if not w.held:
                 raise FaultError(f"worker {rank} trains on without parity")
-            if not w.missing and w.parts != self.rows_at(rank, w, goal):
+            if not w.missing and w.parts != self.rows_at(rank, w, state.goal):
                 raise FaultError(
-                    f"worker {rank} trains on with other rows than those of state {goal}"
+                    f"worker {rank} trains on with other rows than those of state {state.goal}"
                 )
-        workers = tuple(w._replace(acknowledged=goal, is_changing=False) for w in state.workers)
+        workers = tuple(
+            w._replace(acknowledged=state.goal, is_changing=False) for w in state.workers
+        )
         return State(workers, state.losses, None)
 
-    def decoded(self, state, reports, group, lost):
+    def decoded(self, state, group, lost):
         parts = list(state.workers[lost].parts)
-        for rank, holder in self.rules.to_decode(reports, group):
-            if rank == lost:
-                parts[part_held(group, holder, lost)] = self.gather(state, group, holder, lost)
+        for rank, holder in self.rules.to_decode([lost], group):
+            parts[part_held(group, holder, rank)] = self.gather(state, group, holder, lost)
         return tuple(parts)
 
-    def decode(self, state, reports, group, lost):
-        parts = self.decoded(state, reports, group, lost)
+    def decode(self, state, group, lost):
+        parts = self.decoded(state, group, lost)
         if parts != self.rows_at(lost, state.workers[lost], state.goal):
             raise FaultError(f"other rows were decoded than those of state {state.goal}")
         own = protocol.begin(state.goal)

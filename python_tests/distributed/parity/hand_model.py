@@ -1,5 +1,6 @@
 """The parity protocol with rows that something else than their optimizer changes."""
 
+from cpr_ext.distributed.collective.recovery_decision import Rebuild
 from cpr_ext.distributed.parity.placement import part_held
 from python_tests.distributed.parity.exploration import FaultError, State, with_worker
 from python_tests.distributed.parity.reduction import LockStepModel
@@ -79,49 +80,50 @@ class HandModel(LockStepModel):
             known = known._replace(spoiled=known.spoiled or "by a hand")
         return with_worker(arrived, holder, known)
 
-    def decode(self, state, reports, group, lost):
+    def decode(self, state, group, lost):
         w = state.workers[lost]
         is_gone = w.hand is not None and w.hand > state.goal
         if is_gone:  # parity was encoded after the hand, which nobody had noticed
-            parts = self.decoded(state, reports, group, lost)
+            parts = self.decoded(state, group, lost)
             right = self.rows_at(lost, w, state.goal)
             if any(a == b ^ HAND for a, b in zip(parts, right, strict=True)):
                 return None  # the checksums that a peer has say so: all take the store
         if is_gone:
             state = with_worker(state, lost, w._replace(hand=GONE))
-        return super().decode(state, reports, group, lost)
+        return super().decode(state, group, lost)
 
     def rebuild_without_return(self, state):
         """Those of each group that can, whatever another one lacks or says."""
-        reports = self.reports(state)
-        verdict = self.rules.agree_on_rows(reports, self.groups)
+        reports, decision = self.reports(state), self.decide(state, "partial")
+        steps = [step for step in decision.steps if isinstance(step, Rebuild)]
+        able = [group for step in steps for group in step.groups]
         for group in self.hurt(reports):
-            if group not in verdict.groups:
-                self.require_reason(reports, group, verdict)
-        at = state._replace(goal=verdict.state)
-        for group in verdict.groups:
-            for rank in group:
+            if group not in able:
+                self.require_reason(reports, group, decision)
+        for step in steps:
+            at = state._replace(goal=step.state)
+            for rank in (rank for group in able for rank in group):
                 while (undone := self.undo(at, rank)) is not None:
                     at = with_worker(at, rank, undone)
-            for rank in group:
-                if reports[rank].own is None:
-                    self.decode(at, reports, group, rank)
+            for rank in step.lost:
+                self.decode(at, self.group_of[rank], rank)
 
     def hurt(self, reports):
         return [group for group in self.groups if any(reports[r].own is None for r in group)]
 
-    def require_reason(self, reports, group, verdict):
+    def require_reason(self, reports, group, decision):
         """A group takes the store for its own obstacle or losses, or as no state is common."""
         is_whole = sum(reports[r].own is None or not reports[r].held for r in group) == 1
         has_obstacle = any(reports[rank].obstacle for rank in group)
         is_live = any(report.own is not None for report in reports)
-        if is_whole and not has_obstacle and is_live and "can return" not in verdict.obstacle:
-            raise FaultError(f"a group that is whole takes the store: {verdict.obstacle}")
+        if is_whole and not has_obstacle and is_live and "can return" not in decision.obstacle:
+            raise FaultError(f"a group that is whole takes the store: {decision.obstacle}")
 
     def require_excuse(self, state, obstacle):
         reports = self.reports(state)
-        verdict = self.rules.agree_on_rows(reports, self.groups)
-        is_rebuilt = all(group in verdict.groups for group in self.hurt(reports))
+        steps = self.decide(state, "partial").steps
+        able = [group for step in steps if isinstance(step, Rebuild) for group in step.groups]
+        is_rebuilt = all(group in able for group in self.hurt(reports))
         if not is_rebuilt and not any(report.obstacle for report in reports):
             super().require_excuse(state, obstacle)
 

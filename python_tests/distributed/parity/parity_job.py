@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from cpr_ext.distributed import Parity, last_save
+from cpr_ext.distributed import Parity, worker
 from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.distributed.parity import encoding, exchange, group_codec, member, own_rows, sender
 from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
@@ -61,11 +61,11 @@ def dies_in(owner, name, number):
     """At the call of that number, from 0."""
     right, calls = getattr(owner, name), []
 
-    def watched(*arguments):
+    def watched(*arguments, **named):
         if len(calls) == number:
             die()
         calls.append(1)
-        return right(*arguments)
+        return right(*arguments, **named)
 
     setattr(owner, name, watched)
 
@@ -125,8 +125,8 @@ POINTS = {
     "before parity is undone": lambda n: dies_in(member.HeldParity, "go_back", n),
     "between two undone steps": lambda n: dies_in(own_rows.OwnRows, "_undo_step", n),
     "decode": lambda n: dies_in(group_codec, "xor_over_group", n),
-    "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
-    "last save": lambda n: dies_in(last_save.LastSave, "save", n),
+    "encode": lambda n: dies_in(member.ParityMember, "encode", n),
+    "last save": lambda n: dies_in(worker, "save_trained", n),
     "rows change unseen": rows_change_unseen,
     "a row is written by hand": row_is_written,
     "parity is damaged": parity_is_damaged,

@@ -42,7 +42,7 @@ class ServingModel(Model):
                 state = with_worker(state, other, gone)
         return super().lose(state, rank)
 
-    def decode(self, state, reports, group, lost):
+    def decode(self, state, group, lost):
         parts = state.workers[lost].parts
         begun = state.workers[lost]._replace(
             own=protocol.begin(state.goal), missing=frozenset(range(len(parts)))

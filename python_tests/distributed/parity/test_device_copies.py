@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from cpr_ext.distributed.parity import device_copies
+from cpr_ext.distributed.parity import own_rows
 from python_tests.distributed.parity.members import Trainer
 
 
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(device_copies, "device_of", lambda tensor: 0)
+    monkeypatch.setattr(own_rows, "device_of", lambda tensor: 0)
     made = Trainer(tmp_path / "store")
     made.own.begin(0)
     return made

@@ -24,7 +24,7 @@ def settings_of(shape, optimizer="adagrad", parity_every=1, variant="plain", **c
     options = {"variants": [variant], "layers": (DIM, 12, 1), "group_size": group_size}
     return {
         "job": JOB, "world_size": world_size, "recovery": "exact", "num_steps": STEPS,
-        "every_steps": 4, "consistency": "step", "time_outs": PATIENT,
+        "every_steps": 4, "whole_steps": True, "time_outs": PATIENT,
         "options": {**options, "optimizer": optimizer, "parity_every": parity_every}, **changed,
     }  # fmt: skip
 
@@ -220,7 +220,7 @@ def test_the_trained_model_is_saved_again_by_those_who_had_saved_it(
     for rank in cluster.ranks:
         stores = Path(cluster.settings.directory) / "stores"
         reader = StoreReader(worker_directory(stores, rank, cluster.settings.world_size))
-        newest = reader.dense.segments[-1]
+        newest = reader.manifest.dense[-1]
         assert (newest.last_step, newest.is_complete) == (STEPS, True)
 
 
@@ -228,7 +228,7 @@ def test_workers_with_other_options_of_parity_end_with_an_error_that_names_them(
     cluster = make_cluster(**settings_of("mirror", parity_every=[1, 2]))
     cluster.start()
     assert set(cluster.exit_codes(WAIT_SECONDS).values()) == {1}
-    assert "Parity(every_steps=...) differs by worker: {0: 1, 1: 2}" in cluster.logs()
+    assert "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)" in cluster.logs()
     assert cluster.events(0, "step") == []
 
 

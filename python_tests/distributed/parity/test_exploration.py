@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from cpr_ext.distributed.collective import recovery_decision
+from cpr_ext.distributed.collective.recovery_decision import Encode, Rebuild, Return
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.protocol import PARITY, Log, Soundness, Verdict
 from python_tests.distributed.parity.exploration import (
@@ -196,6 +198,17 @@ def gives_another_part(group, rank, holder, lost):
     return given if given in (None, PARITY) else (given + 1) % (len(group) - 1)
 
 
+def without(kind):
+    """A list that lacks a step."""
+
+    def decide(statuses, groups):
+        decision = recovery_decision.decide(statuses, groups)
+        steps = [step for step in decision.steps if not isinstance(step, kind)]
+        return replace(decision, steps=tuple(steps))
+
+    return decide
+
+
 THREE = {"groups": one_group(3), "steps": 2, "losses": 1}
 TWO_LOSSES = {"groups": one_group(3), "steps": 1, "losses": 2}
 MIRRORS = {"groups": mirrors(4), "steps": 3, "losses": 1, "atomic_undo": True}
@@ -221,7 +234,10 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         ({"contribution": leaves_a_member_out}, THREE),
         ({"contribution": gives_another_part}, THREE),
         ({"to_encode": lambda reports, group: []}, TWO_LOSSES),
-        ({"to_decode": lambda reports, group: protocol.to_decode(reports, group)[:-1]}, THREE),
+        ({"decide": without(Return)}, THREE),
+        ({"decide": without(Rebuild)}, THREE),
+        ({"decide": without(Encode)}, THREE),
+        ({"to_decode": lambda lost, group: protocol.to_decode(lost, group)[:-1]}, THREE),
     ],
     ids=[
         "a delta is applied twice",
@@ -239,6 +255,9 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         "a member contributes nothing",
         "a member contributes another part",
         "parity is not encoded again",
+        "nobody goes back",
+        "nothing is rebuilt",
+        "nothing is encoded",
         "a part is not decoded",
     ],
 )

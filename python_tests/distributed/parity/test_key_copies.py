@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.parity.key_copies import KeyCopies
-from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.tools.maintenance import inspect

@@ -70,7 +70,7 @@ def test_snapshots_of_undone_steps_are_dropped_and_then_all_rows_are_saved(tmp_p
             trainer.checkpointer.wait()
     trainer.own.go_back(3)
     known = trainer.words()
-    steps = [record.last_step for record in trainer.checkpointer.store.dense.segments]
+    steps = [record.last_step for record in trainer.checkpointer.store.manifest.dense]
     assert steps == [step for step in saved[-1:] if step <= 3]  # the store keeps one
     snapshot = trainer.checkpointer.save("partial")
     assert snapshot.kind == kind

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpr_ext.distributed.parity.row_checksums import RowChecksums
+from cpr_ext.distributed.parity.own_rows import RowChecksums
 from python_tests.distributed.parity.members import Trainer
 
 

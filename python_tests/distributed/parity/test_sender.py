@@ -210,7 +210,7 @@ def test_whoever_waits_for_an_xor_hears_of_a_member_that_leaves(monkeypatch, dir
         groups[1] = None
 
     def wait(group):
-        with pytest.raises(RuntimeError, match="gloo"):
+        with pytest.raises(PeerLostError, match="gloo"):
             exchange.xor_to_root(group, 0, torch.zeros(5, dtype=torch.int64))
 
     root = groups[0]

@@ -1,5 +1,6 @@
 """A worker trains while it is rebuilt: members in threads, one of them replaced."""
 
+from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -9,8 +10,16 @@ from torch._C._distributed_c10d import HashStore
 
 import cpr_ext
 from cpr_ext.distributed import Identity, Parity
+from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.process_group import Round
-from cpr_ext.distributed.parity import encoding, protocol
+from cpr_ext.distributed.collective.recovery_decision import (
+    Encode,
+    Rebuild,
+    Return,
+    Status,
+    decide,
+)
+from cpr_ext.distributed.parity import encoding
 from cpr_ext.distributed.parity.member import ParityMember
 from cpr_ext.distributed.parity.missing_rows import MissingRows
 from cpr_ext.errors import PeerLostError, UntrackedChangeWarning, UsageError
@@ -18,6 +27,8 @@ from python_tests.distributed.parity.members import DIM, ROWS, Trainer, together
 from python_tests.faults.memory_meter import MemoryMeter
 
 GROUP = (0, 1, 2)
+MACHINES = ("127.0.0.1",) * 3
+NO_LOSSES = LossAccount.empty(3)
 LOST = 1
 
 
@@ -85,18 +96,20 @@ class Member(Trainer):
             self.train(self.checkpointer.step_count + 1)
 
     def begin(self, this_round):
-        self.member.connect(this_round)
-        self.member.begin(0, None)
-        self.member.encode_all(0)
+        self.member.connect(this_round, MACHINES)
+        self.member.encode(Encode(GROUP, begins=True), 0, None)
 
-    def recover(self, this_round, reports, state, source):
-        self.member.connect(this_round)
-        if not self.is_replacement:
-            self.member.go_back(state)
-        whole = source.member.whole_copy(state)
-        self.member.rebuild(reports, state, whole, may_serve=True)
-        self.member.encode_missing(reports, state)
-        self.train_to(state)
+    def recover(self, this_round, decision, share):
+        self.member.connect(this_round, MACHINES)
+        for step in decision.steps:
+            match step:
+                case Return(state=state) if not self.is_replacement:
+                    self.member.return_to(state)
+                case Rebuild():
+                    self.member.rebuild(step, share)
+                case Encode():
+                    self.member.encode(step, decision.step, None)
+        self.train_to(decision.step)
 
 
 class Job:
@@ -129,16 +142,25 @@ class Job:
 
     def recover(self):
         reports = [m.member.report(is_live=not m.is_replacement) for m in self.members]
-        verdict = protocol.agree_on_state(reports, [GROUP])
-        this_round = self.next_round()
-        source = next(member for member in self.members if not member.is_replacement)
-        together(*(
-            lambda m=member: m.recover(this_round, reports, verdict.state, source)
-            for member in self.members
-        ))  # fmt: skip
+        statuses = [
+            Status(r.own is not None, r.own.newest if r.own else 0, (), "exact", NO_LOSSES, r)
+            for r in reports
+        ]
+        decision, this_round = decide(statuses, [GROUP]), self.next_round()
+        assert decision.recovery == "exact"
+        whole = Future()
+
+        def share(part):
+            if part is not None:
+                whole.set_result(part)
+            return whole.result(timeout=60)
+
+        together(
+            *(lambda m=member: m.recover(this_round, decision, share) for member in self.members)
+        )
         for member in self.members:
             member.is_replacement = False
-        return verdict.state
+        return decision.step
 
 
 @pytest.fixture
@@ -160,7 +182,7 @@ def right(tmp_path):
     """Workers that nobody kills, by rank."""
     members = [Member(tmp_path / f"right-{rank}", rank) for rank in GROUP]
     for member in members:
-        member.member.begin(0, None)
+        member.own.begin(0, None)
     return members
 
 
@@ -191,7 +213,7 @@ def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
     require_right(job, right, 25)
     assert job.replace(0) in (24, 25)  # from parity that the first replacement encoded
     job.train_to(30)
-    job.members[0].member.complete_rows()
+    job.members[0].member._late.complete()
     require_right(job, right, 30)
 
 

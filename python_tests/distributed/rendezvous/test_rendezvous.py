@@ -1,12 +1,19 @@
 """A worker's seat at the rendezvous: whom it meets, and with what reason it gives up."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+)
 
+from cpr_ext.distributed import torchrun
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import rendezvous
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
+from cpr_ext.distributed.torchrun import CprRendezvous
 from cpr_ext.errors import RendezvousError, UsageError
 
 SECRET = "of-the-tests-of-the-rendezvous-and-no-other"
@@ -41,7 +48,7 @@ def test_who_waits_in_vain_names_the_missing_to_its_supervisor_too(place, tmp_pa
 
 
 def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_UNTRUSTED_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "UNTRUSTED_SECONDS", 0.3)
     alive = tmp_path / "alive"
     alive.touch()
     monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
@@ -50,6 +57,19 @@ def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, tmp_path, 
         stranger.join()
     assert "CPR_JOB_SECRET_FILE" in alive.read_text()
     assert not stranger.all_noted(["anything"])
+
+
+def test_an_agent_of_torchrun_with_a_wrong_secret_ends_with_the_remedy(
+    place, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torchrun, "UNTRUSTED_SECONDS", 0.3)
+    monkeypatch.setattr(torchrun.os, "environ", dict(os.environ))
+    (tmp_path / "secret").write_text("of-somebody-else-" * 3)
+    endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
+    agent = CprRendezvous(RendezvousParameters("cpr", endpoint, "wrong", 1, 2, **conf))
+    with pytest.raises(RendezvousConnectionError, match="refused this worker's secret; give all"):
+        agent.next_rendezvous()
+    agent.shutdown()
 
 
 def test_without_a_secret_there_is_no_seat(place):

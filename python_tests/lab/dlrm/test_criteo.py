@@ -1,19 +1,16 @@
 import gzip
 import re
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.lab.dlrm import criteo_reader
 from cpr_ext.lab.dlrm.batch import Batch
 from cpr_ext.lab.dlrm.criteo import Criteo
 from cpr_ext.lab.dlrm.presets import find_preset
@@ -59,12 +56,6 @@ def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> 
         assert labels.tolist() == [sample[2] for sample in expected]
 
 
-def test_categories_are_hashed_by_the_remainder(criteo_file: Path) -> None:
-    _, full, _ = flat(Criteo(criteo_file, LARGE).train_batches(1000))
-    _, hashed, _ = flat(Criteo(criteo_file, TINY).train_batches(1000))
-    assert torch.equal(hashed, full % torch.tensor(TINY)[:, None])
-
-
 def test_dictionary_numbers_training_categories_in_first_seen_order(criteo_file: Path) -> None:
     _, full, _ = flat(Criteo(criteo_file, LARGE).train_batches(1000))
     source = Criteo(criteo_file, (50,) * 26, encoding="dictionary")
@@ -102,15 +93,6 @@ def test_last_of_several_days_is_for_testing(tmp_path: Path, criteo_lines: Lines
     assert flat(source.test_batches(70))[2].tolist() == labels[600:]
     # Batch 6 begins in the second file.
     assert flat(source.train_batches(70, first_batch=6))[2].tolist() == labels[420:600]
-
-
-def test_test_path_leaves_all_of_path_for_training(tmp_path: Path, criteo_lines: Lines) -> None:
-    lines = criteo_lines(2100)
-    train = write(tmp_path / "train.txt", lines[:2000])
-    test = write(tmp_path / "held_out.txt", lines[2000:])
-    source = Criteo(train, LARGE, test_path=test)
-    assert len(flat(source.train_batches(64))[2]) == 2000
-    assert len(flat(source.test_batches(64))[2]) == 100
 
 
 GOOD_TAIL = b"\t".join([b"1"] * 13 + [b"a"] * 26)
@@ -168,19 +150,6 @@ def test_a_file_without_a_valid_line_is_an_error(
     assert ("it looks comma-separated" in str(raised.value)) == (b"," in line)
 
 
-def test_valid_lines_of_the_other_side_are_enough(tmp_path: Path, criteo_lines: Lines) -> None:
-    source = Criteo(write(tmp_path / "train.txt", criteo_lines(100)), TINY)
-    assert list(source.test_batches(10)) == []
-
-
-def test_malformed_lines_after_the_last_good_one_are_counted(
-    tmp_path: Path, criteo_lines: Lines
-) -> None:
-    source = Criteo(write(tmp_path / "day_0", [*criteo_lines(10), b"x"]), TINY)
-    list(source.train_batches(100))
-    assert source.warnings() == ["day_0: 1 lines skipped: not 40 tab-separated fields"]
-
-
 FIELD = st.one_of(
     st.just(b""), st.integers(-5, 10**9).map(lambda number: str(number).encode()), st.binary()
 ).map(lambda field: re.sub(rb"[\t\r\n]", b"", field))
@@ -205,33 +174,6 @@ def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> 
     assert len(labels) + sum(skipped) == 1 + len(lines)
 
 
-def peak_bytes(source: Criteo) -> int:
-    """The most that Python, numpy and arrow hold at once while the source is read."""
-    tracemalloc.start()
-    before = pyarrow.total_allocated_bytes()
-    peak = 0
-    for _ in source.train_batches(1000):
-        peak = max(peak, pyarrow.total_allocated_bytes() - before)
-    peak += tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return int(peak)
-
-
-def test_memory_does_not_grow_with_the_file(
-    tmp_path: Path, criteo_lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Smaller blocks, so that a smaller file has many more than are read ahead.
-    monkeypatch.setattr(criteo_reader, "_BLOCK_BYTES", 1 << 17)
-    text = b"\n".join(criteo_lines(5000)) + b"\n"
-    peaks = []
-    for name, repeats in (("small", 8), ("large", 24)):
-        (tmp_path / name).write_bytes(text * repeats)
-        peaks.append(peak_bytes(Criteo(tmp_path / name, TINY)))
-    assert (tmp_path / "large").stat().st_size > 18e6
-    assert peaks[1] < 1.25 * peaks[0]
-    assert peaks[1] < 12e6
-
-
 def test_truncated_archive_is_named(tmp_path: Path, criteo_file: Path) -> None:
     whole = gzip.compress(criteo_file.read_bytes())
     file = tmp_path / "day_0.gz"
@@ -244,12 +186,6 @@ def test_archive_of_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "day_0.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"day_0\.gz.*Empty"):
         list(Criteo(tmp_path, TINY).train_batches(100))
-
-
-def test_file_without_line_ends_is_named(tmp_path: Path) -> None:
-    (tmp_path / "image.bin").write_bytes(b"\x01" * 3_000_000)
-    with pytest.raises(DataError, match=r"image\.bin: cannot be read as a Criteo log"):
-        list(Criteo(tmp_path / "image.bin", TINY).train_batches(100))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from cpr_ext.lab.dlrm.criteo_fields import (
     parse_categories,
     parse_column,
     parse_dense,
-    parse_labels,
 )
 
 FIELDS = st.one_of(
@@ -71,9 +70,3 @@ def test_missing_and_malformed_categories_are_zero_and_only_the_latter_counted()
     )
     assert categories.tolist() == [[0x68FD1E64, 0, 0], [0, 15, 15]]
     assert list(malformed.values()) == [2]
-
-
-def test_labels_are_zero_or_one_and_nothing_else() -> None:
-    labels, is_label = parse_labels(binary(b"0", b"1", b"2", b"-1", b"", b"x"))
-    assert labels[:2].tolist() == [0.0, 1.0]
-    assert is_label.tolist() == [True, True, False, False, False, False]

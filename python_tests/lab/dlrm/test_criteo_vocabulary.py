@@ -1,9 +1,7 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cpr_ext.lab.dlrm.criteo_vocabulary as criteo_vocabulary
 from cpr_ext.lab.dlrm.criteo_vocabulary import Vocabulary
 
 
@@ -36,10 +34,3 @@ def test_large_vocabulary_settles_while_it_grows() -> None:
     for chunk in np.split(categories, 30):
         vocabulary.add(chunk)
     assert vocabulary.row_ids(categories).tolist() == list(range(1, 300_001))
-
-
-@pytest.mark.parametrize("shape", [(0,), (2, 3)])
-def test_row_ids_have_the_shape_of_the_categories(shape: tuple[int, ...]) -> None:
-    row_ids = Vocabulary(5).row_ids(np.zeros(shape, dtype=np.int64))
-    assert row_ids.shape == shape
-    assert bool((row_ids == criteo_vocabulary.OVERFLOW_ROW).all())

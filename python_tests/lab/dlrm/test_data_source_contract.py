@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.lab.dlrm.batch import DataSource
 from cpr_ext.lab.dlrm.criteo import Criteo
 from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
 from cpr_ext.lab.dlrm.presets import find_preset
@@ -27,19 +27,6 @@ def make_source(
         "criteo dictionary": lambda: Criteo(criteo_file, TINY, encoding="dictionary"),
     }
     return makers[request.param]
-
-
-def same(left: Batch, right: Batch) -> bool:
-    return (
-        torch.equal(left.dense, right.dense)
-        and torch.equal(left.labels, right.labels)
-        and all(map(torch.equal, left.indices, right.indices))
-        and all(map(torch.equal, left.offsets, right.offsets))
-    )
-
-
-def test_source_satisfies_the_protocol(make_source: Callable[[], DataSource]) -> None:
-    assert isinstance(make_source(), DataSource)
 
 
 def test_shapes_dtypes_and_row_ids_are_in_bounds(make_source: Callable[[], DataSource]) -> None:
@@ -75,27 +62,8 @@ def test_samples_of_an_epoch_are_all_there_and_the_last_batch_may_be_short(
     assert sum(batch.batch_size for batch in source.test_batches(37)) > 0
 
 
-@pytest.mark.parametrize("first_batch", [1, 5, 40])
-def test_restarted_epoch_goes_on_where_it_stopped(
-    make_source: Callable[[], DataSource], first_batch: int
-) -> None:
-    whole = list(make_source().train_batches(37, epoch=1, seed=5))
-    tail = list(make_source().train_batches(37, epoch=1, first_batch=first_batch, seed=5))
-    assert len(tail) == max(0, len(whole) - first_batch)
-    assert all(map(same, whole[first_batch:], tail))
-
-
 def test_first_batch_past_the_end_gives_none(make_source: Callable[[], DataSource]) -> None:
     assert list(make_source().train_batches(37, first_batch=10_000)) == []
-
-
-def test_test_samples_are_the_same_each_time_and_apart_from_training(
-    make_source: Callable[[], DataSource],
-) -> None:
-    source = make_source()
-    first, again = next(source.test_batches(100)), next(source.test_batches(100))
-    assert same(first, again)
-    assert not any(same(first, batch) for batch in source.train_batches(first.batch_size))
 
 
 @pytest.mark.parametrize(("batch_size", "first_batch"), [(0, 0), (-3, 0), (10, -1)])

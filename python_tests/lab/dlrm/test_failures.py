@@ -11,7 +11,6 @@ from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.table import Table, find_tables, shard_row_range
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
-    assert_same,
     build,
     copy_rows,
     make_indices,
@@ -69,16 +68,6 @@ def test_losing_shards_wipes_their_rows_and_states_and_nothing_else(optimizer):
                 else:
                     assert not now[begin:end].any()
     assert lost == expected
-
-
-def test_the_same_generator_loses_into_the_same_rows():
-    tables = [Table("a", torch.zeros(20, 3))]
-    lose_shards(tables, [0], 2, torch.Generator().manual_seed(5))
-    first = copy_rows(tables)
-    lose_shards(tables, [0], 2, torch.Generator().manual_seed(5))
-    assert_same(copy_rows(tables), first)
-    assert first["a"]["weight"][:10].any()
-    assert not first["a"]["weight"][10:].any()
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adagrad, RowWiseAdagrad])

@@ -2,14 +2,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
 from cpr_ext.lab.dlrm.batch import Batch
-from cpr_ext.lab.dlrm.model import DLRM, initial_rows
-from cpr_ext.lab.dlrm.presets import PRESETS, find_preset
-from cpr_ext.lab.dlrm.synthetic import Synthetic
+from cpr_ext.lab.dlrm.model import DLRM
 from python_tests.helpers import on_devices
 
 
@@ -76,36 +72,6 @@ def test_logits_and_gradients_equal_a_plain_loop(num_dense: int, device: str) ->
         torch.testing.assert_close(left.to_dense(), right)
 
 
-def test_model_without_dense_features_has_no_bottom_and_sees_the_pairs_alone() -> None:
-    model = small_model(num_dense=0)
-    assert model.bottom is None
-    assert model.top[0].in_features == 3  # pairs of three tables
-
-
-def test_tables_are_sum_bags_with_sparse_gradients_under_their_names() -> None:
-    model = small_model()
-    assert list(model.tables) == ["a", "b", "c"]
-    model(small_batch()).sum().backward()
-    for bag in model.tables.values():
-        assert bag.mode == "sum"
-        assert bag.weight.grad.is_sparse
-
-
-def test_same_seed_gives_the_same_model_and_another_seed_another() -> None:
-    same, other = small_model(seed=0), small_model(seed=1)
-    for name, parameter in small_model(seed=0).named_parameters():
-        assert torch.equal(parameter, same.get_parameter(name))
-        assert not torch.equal(parameter, other.get_parameter(name))
-
-
-def test_building_a_model_leaves_the_global_random_state_alone() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    small_model()
-    assert torch.equal(torch.rand(1), expected)
-
-
 def test_initial_values_follow_the_published_distributions() -> None:
     model = DLRM(
         table_names=("a", "b"),
@@ -123,19 +89,6 @@ def test_initial_values_follow_the_published_distributions() -> None:
     first = model.bottom[0]
     assert first.weight.std().item() == pytest.approx(math.sqrt(2 / (300 + 500)), rel=0.02)
     assert first.bias.std().item() == pytest.approx(math.sqrt(1 / 500), rel=0.1)
-
-
-@settings(max_examples=30, deadline=None)
-@given(num_embeddings=st.integers(1, 1000), num_rows=st.integers(0, 50), dim=st.integers(1, 20))
-def test_initial_rows_stay_within_the_bound_of_the_whole_table(
-    num_embeddings: int, num_rows: int, dim: int
-) -> None:
-    rows = initial_rows(num_embeddings, num_rows, dim, torch.Generator().manual_seed(0))
-    again = initial_rows(num_embeddings, num_rows, dim, torch.Generator().manual_seed(0))
-    assert rows.shape == (num_rows, dim)
-    assert rows.dtype == torch.float32
-    assert torch.equal(rows, again)
-    assert bool((rows.abs() <= math.sqrt(1 / num_embeddings)).all())
 
 
 @pytest.mark.parametrize(
@@ -172,12 +125,3 @@ def test_batch_of_another_source_is_refused() -> None:
     batch.indices.pop()
     with pytest.raises(UsageError, match="the batch has 2 tables, the model 3"):
         small_model()(batch)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_makes_a_model_that_runs(preset: str) -> None:
-    source = Synthetic((50, 20, 3), num_samples=100, num_dense=5)
-    model = DLRM.from_preset(find_preset(preset), source)
-    assert model.bottom is not None
-    assert model.bottom[0].in_features == 5
-    assert bool(model(next(source.train_batches(8))).isfinite().all())

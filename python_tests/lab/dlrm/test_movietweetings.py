@@ -1,11 +1,7 @@
 import gzip
-import re
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError
 from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
@@ -60,29 +56,6 @@ def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path: Path) -> N
     assert sorted(train.indices[4].tolist()) == list(range(18))
 
 
-def test_order_is_shuffled_by_seed_and_epoch(movietweetings_folder: Path) -> None:
-    source = MovieTweetings(movietweetings_folder)
-
-    def users(epoch: int, seed: int) -> torch.Tensor:
-        return next(source.train_batches(180, epoch=epoch, seed=seed)).indices[0]
-
-    assert torch.equal(users(0, 0), users(0, 0))
-    assert not torch.equal(users(0, 0), users(1, 0))
-    assert not torch.equal(users(0, 0), users(0, 1))
-    assert torch.equal(users(0, 0).sort().values, users(1, 5).sort().values)
-
-
-def test_compressed_files_give_the_same(movietweetings_folder: Path) -> None:
-    (plain,) = MovieTweetings(movietweetings_folder).test_batches(100)
-    for name in ("ratings.dat", "movies.dat"):
-        file = movietweetings_folder / name
-        (movietweetings_folder / f"{name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-        file.unlink()
-    (compressed,) = MovieTweetings(movietweetings_folder).test_batches(100)
-    assert torch.equal(plain.labels, compressed.labels)
-    assert all(map(torch.equal, plain.indices, compressed.indices))
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -102,20 +75,6 @@ def test_malformed_ratings_are_skipped_and_reported(tmp_path: Path, line: str, r
     source = MovieTweetings(write(tmp_path, GOOD * 10 + f"{line}\n" * 2 + GOOD))
     assert source.warnings() == [f"ratings.dat: 2 lines skipped: {reason}"]
     assert source.num_train_samples == 11 * 9 // 10
-
-
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(lines=st.lists(st.binary(max_size=30), max_size=5))
-def test_any_bytes_are_read_or_counted(tmp_path: Path, lines: list[bytes]) -> None:
-    lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
-    write(tmp_path, "")
-    (tmp_path / "ratings.dat").write_bytes(GOOD.encode() + b"".join(b + b"\n" for b in lines))
-    source = MovieTweetings(tmp_path)
-    skipped = sum(int(re.findall(r": (\d+) lines", text)[0]) for text in source.warnings())
-    num_samples = source.num_train_samples + sum(b.batch_size for b in source.test_batches(1))
-    assert num_samples + skipped == 1 + len(lines)
 
 
 def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(
@@ -156,13 +115,3 @@ def test_truncated_archive_is_named(movietweetings_folder: Path) -> None:
     (movietweetings_folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"ratings\.dat\.gz: cannot be read"):
         MovieTweetings(movietweetings_folder)
-
-
-def test_real_data_have_the_documented_sizes(real_movietweetings: Path) -> None:
-    source = MovieTweetings(real_movietweetings)
-    assert source.num_embeddings[:2] == (21_081, 12_611)
-    assert source.num_train_samples == 127_525
-    assert source.warnings() == []
-    labels = torch.cat([batch.labels for batch in source.train_batches(10_000)])
-    tested = torch.cat([batch.labels for batch in source.test_batches(10_000)])
-    assert torch.cat([labels, tested]).mean().item() == pytest.approx(0.49995, abs=1e-5)

@@ -5,8 +5,6 @@ from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
 from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
-from python_tests.faults.memory_meter import MemoryMeter
-from python_tests.helpers import on_devices
 
 
 def plain_loop(
@@ -67,65 +65,12 @@ def test_updates_equal_a_plain_loop(
     torch.testing.assert_close(got_sum.double(), sum_expected, rtol=1e-5, atol=1e-6)
 
 
-@on_devices
-@pytest.mark.parametrize("is_sparse", [True, False])
-def test_rows_without_a_gradient_keep_every_bit(device: str, is_sparse: bool) -> None:
-    weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(device)
-    gradient = lookups_gradient([1, 3, 3], 5, 3, seed=1)
-    new_weight, row_sum = train(weight, [gradient if is_sparse else gradient.to_dense()], lr=0.5)
-    untouched = torch.tensor([0, 2, 4], device=device)
-    assert torch.equal(new_weight[untouched], weight[untouched])
-    assert row_sum[untouched].tolist() == [0.0, 0.0, 0.0]
-    assert bool((new_weight[[1, 3]] != weight[[1, 3]]).all())
-
-
-def test_row_whose_gradient_is_zero_stays_finite_and_unchanged() -> None:
-    weight = torch.ones(2, 3)
-    zero = torch.sparse_coo_tensor([[0]], torch.zeros(1, 3), (2, 3), check_invariants=True)
-    new_weight, row_sum = train(weight, [zero, torch.zeros(2, 3)])
-    assert torch.equal(new_weight, weight)
-    assert row_sum.tolist() == [0.0, 0.0]
-
-
-def test_repeated_lookups_of_a_row_are_summed_before_squaring() -> None:
-    gradient = torch.sparse_coo_tensor(
-        [[0, 0]], torch.tensor([[1.0, 2.0], [2.0, 2.0]]), (1, 2), check_invariants=True
-    )
-    _, row_sum = train(torch.zeros(1, 2), [gradient])
-    assert row_sum.tolist() == [(3.0**2 + 4.0**2) / 2]
-
-
 def test_state_is_one_float32_per_row_before_the_first_step() -> None:
     parameter = torch.nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16))
     state = RowWiseAdagrad([parameter], initial_accumulator_value=0.5).state[parameter]
     assert set(state) == {"sum"}
     assert state["sum"].dtype == torch.float32
     assert state["sum"].tolist() == [0.5] * 6
-
-
-def test_state_of_rows_that_are_never_used_takes_no_memory() -> None:
-    parameter = torch.nn.Parameter(torch.empty(50_000_000, 1))
-    meter = MemoryMeter()
-    sums = RowWiseAdagrad([parameter]).state[parameter]["sum"]
-    assert meter.grown_bytes() < 20e6  # of 200 MB
-    assert not sums[::1_000_000].any()
-
-
-def test_run_goes_on_from_a_saved_state() -> None:
-    gradients = [lookups_gradient([0, 2, 2], 4, 3, seed) for seed in range(4)]
-    whole, _ = train(torch.zeros(4, 3), gradients)
-    half = torch.nn.Parameter(torch.zeros(4, 3))
-    first = RowWiseAdagrad([half])
-    for gradient in gradients[:2]:
-        half.grad = gradient
-        first.step()
-    resumed = torch.nn.Parameter(half.detach().clone())
-    second = RowWiseAdagrad([resumed])
-    second.load_state_dict(first.state_dict())
-    for gradient in gradients[2:]:
-        resumed.grad = gradient
-        second.step()
-    assert torch.equal(resumed.detach(), whole)
 
 
 def test_each_group_has_its_own_learning_rate_and_none_gradients_are_skipped() -> None:

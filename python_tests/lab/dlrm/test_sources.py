@@ -20,13 +20,6 @@ def test_spec_opens_the_source_it_names(criteo_file: Path, movietweetings_folder
     assert criteo.num_embeddings == TINY.criteo_num_embeddings
 
 
-def test_seed_reaches_the_synthetic_source() -> None:
-    first, second = (
-        next(open_source("synthetic", TINY, seed=seed).train_batches(50)) for seed in (1, 2)
-    )
-    assert first.dense.tolist() != second.dense.tolist()
-
-
 def test_path_may_hold_a_colon(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a:b"):
         open_source(f"criteo:{tmp_path}/a:b", TINY)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import cpr_ext
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.errors import UsageError
 from cpr_ext.lab.dlrm.failures import PlannedFailure
 from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
 from cpr_ext.lab.dlrm.presets import find_preset
@@ -56,17 +55,6 @@ def run_until(step, store, source=SOURCE, **changes):
         trainer.run()
 
 
-def test_the_same_command_gives_the_same_losses_weights_and_auc(tmp_path):
-    first, weights = run(tmp_path / "a")
-    second, again = run(tmp_path / "b")
-    assert first.losses == second.losses
-    assert len(first.losses) == LAST_STEP // 25
-    assert (first.auc, first.logloss) == (second.auc, second.logloss)
-    assert_same(again, weights)
-    assert first.snapshot_log == second.snapshot_log
-    assert first.auc > 0.6
-
-
 def test_saving_changes_nothing_of_the_training(tmp_path):
     saved, weights = run(tmp_path / "a")
     unsaved, other = run(None, priority=None)
@@ -74,12 +62,6 @@ def test_saving_changes_nothing_of_the_training(tmp_path):
     assert unsaved.losses == saved.losses
     assert unsaved.snapshots == {"base": 0, "partial": 0, "bytes": 0}
     assert unsaved.store is None
-
-
-def test_another_seed_is_another_run(tmp_path):
-    _, first = run(None, priority=None)
-    _, second = run(None, priority=None, seed=1)
-    assert any((first[name] != second[name]).any() for name in first)
 
 
 def test_the_figures_of_a_run_add_up(tmp_path):
@@ -107,39 +89,11 @@ def test_a_run_interrupted_anywhere_continues_to_the_same_end_as_one_that_was_no
     assert continued.auc == straight.auc
 
 
-def test_a_run_interrupted_again_and_again_arrives_at_the_same_end(tmp_path):
-    exact = {"priority": cpr_ext.AllRows()}
-    _, weights = run(tmp_path / "straight", **exact)
-    for step in (30, 55, 56, 110):
-        run_until(step, tmp_path / "cut", **exact)
-    continued, again = run(tmp_path / "cut", **exact)
-    assert continued.steps == LAST_STEP
-    assert_same(again, weights)
-
-
-def test_a_finished_run_is_evaluated_again_not_trained_again(tmp_path):
-    first, weights = run(tmp_path / "a")
-    second, again = run(tmp_path / "a")
-    assert second.resumed_from_step == second.steps == LAST_STEP
-    assert second.auc == first.auc
-    assert second.losses == first.losses
-    assert_same(again, weights)
-
-
 def test_more_epochs_continue_a_finished_run(tmp_path):
     run(tmp_path / "a", settings=replace(SETTINGS, epochs=1))
     longer, _ = run(tmp_path / "a")
     assert longer.resumed_from_step == LAST_STEP // 2
     assert (longer.steps, longer.samples) == (LAST_STEP, 8000)
-
-
-def test_a_limit_on_steps_ends_a_run_and_a_higher_one_continues_it(tmp_path):
-    short, _ = run(tmp_path / "a", max_steps=33)
-    assert (short.steps, short.samples) == (33, 33 * 50)
-    longer, weights = run(tmp_path / "a", max_steps=60)
-    assert (longer.steps, longer.resumed_from_step) == (60, 33)
-    _, straight = run(None, priority=None, max_steps=60)
-    assert_same(weights, straight)
 
 
 FAILURES = (PlannedFailure(50, (0, 2)), PlannedFailure(130, (1,)))
@@ -237,12 +191,6 @@ def test_a_store_of_a_run_with_other_settings_is_refused(tmp_path, changes, told
     assert again.auc == first.auc
 
 
-def test_a_store_with_other_shards_is_refused(tmp_path):
-    run(tmp_path / "a", max_steps=3)
-    with pytest.raises(StoreError, match="it has 4 shards, not 8"):
-        run(tmp_path / "a", num_shards=8)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -264,31 +212,6 @@ def test_a_failure_after_the_end_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(UsageError, match="but the run has 10 steps"):
         run(tmp_path / "a", failures=(PlannedFailure(11, (0,)),), max_steps=10)
     assert not (tmp_path / "a").exists()
-
-
-def test_progress_is_told_after_every_step_and_of_what_happened(tmp_path):
-    told = []
-    Trainer(
-        TINY,
-        SOURCE,
-        options(tmp_path, failures=(PlannedFailure(5, (1,)),), max_steps=10),
-        told.append,
-    ).run()
-    assert [p.step for p in told if not p.message] == list(range(1, 11))
-    assert all(p.total_samples == 500 for p in told)
-    messages = [p.message for p in told if p.message]
-    assert messages[0].startswith("step 5: lost shards 1; recovery partial:")
-    assert messages[1:] == ["saving the trained model", "evaluating"]
-
-
-def test_a_trained_store_can_be_read_by_a_checkpointer_alone(tmp_path):
-    _, weights = run(tmp_path / "a", max_steps=20)
-    trainer = Trainer(TINY, SOURCE, options(None, priority=None, seed=5))
-    with Checkpointer(
-        trainer._model, trainer._optimizers, tmp_path / "a", num_shards=4
-    ) as checkpointer:
-        assert checkpointer.recover().step == 20
-        assert_same(dict(trainer._model.state_dict()), weights)
 
 
 @on_devices

@@ -10,7 +10,6 @@ from cpr_ext.lab.emulation.campaign import (
     load_campaign,
     locked,
     open_campaign,
-    write_json,
 )
 
 CONFIG = {"scenario": {"pls_target": 0.1, "job": {"total_hours": 56}}, "training": {"data": "a"}}
@@ -63,15 +62,6 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "campaign.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(DataError, match="format is 99"):
         load_campaign(tmp_path)
-
-
-def test_a_half_written_file_is_no_run(tmp_path: Path) -> None:
-    begun(tmp_path)
-    (tmp_path / "runs" / ".full-seed002.json.tmp").write_text('{"strategy": "fu')
-    assert list(load_campaign(tmp_path).runs) == [RunKey(1, "full")]
-    with pytest.raises(ValueError):
-        write_json(tmp_path / "runs" / "full-seed001.json", {"auc": float("nan")})
-    assert load_campaign(tmp_path).runs == {RunKey(1, "full"): RUN}  # the old one stays
 
 
 def _hold(directory: Path, ready: object, done: object) -> None:

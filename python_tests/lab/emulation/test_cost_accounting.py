@@ -34,13 +34,6 @@ def test_full_recovery_pays_for_loading_everything_and_training_again() -> None:
     assert overhead.total_hours == pytest.approx(3.99)
 
 
-def test_partial_recovery_pays_once_for_shards_lost_together() -> None:
-    overhead = charge(EmulatedStrategy("partial", 2.5), 20, [failure(shards=(0, 1, 2, 3))], COSTS)
-    assert overhead.load_hours == pytest.approx(0.02)
-    assert overhead.lost_computation_hours == 0
-    assert overhead.total_hours == pytest.approx(2.0 + 0.02 + 0.07)
-
-
 def test_with_parity_all_pay_for_rebuilding_and_double_losses_for_the_store_too() -> None:
     made_good = replace(failure(), is_by_parity=True)
     parity = ParityCosts(4, steady_share=0.02, rebuild_hours=0.4, rebuild_stall=0.25)
@@ -54,29 +47,11 @@ def test_with_parity_all_pay_for_rebuilding_and_double_losses_for_the_store_too(
     assert charge(EmulatedStrategy("cpr-mfu", 40), 1, [], COSTS, parity, 50).parity_hours == 0
 
 
-def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
-    whole = charge(EmulatedStrategy("cpr-vanilla", 40), 3, [], COSTS)
-    eighths = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
-    assert whole.save_hours == pytest.approx(0.3)
-    assert eighths.total_hours == pytest.approx(whole.total_hours)
-
-
 def test_a_save_of_rounded_rows_costs_by_its_bytes() -> None:
     rounding = EmulatedRounding("int8", 0.25)
     rounded = charge(EmulatedStrategy("cpr-mfu", 40, 0.125, rounding), 24, [], COSTS)
     exact = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
     assert rounded.save_hours == pytest.approx(0.25 * exact.save_hours)
-
-
-def test_without_failures_and_saves_nothing_is_charged() -> None:
-    assert charge(EmulatedStrategy("no-failure", float("inf")), 0, [], COSTS).total_hours == 0
-
-
-def test_pls_of_a_hand_worked_run() -> None:
-    failures = [failure(150, (0,)), failure(450, (1, 2)), failure(1000, (0,))]
-    # since the saves at 0, 400 and 800: 150, then 2 * 50, then 200 samples of 1000 * 4
-    expected = [150 / 4000, 250 / 4000, 450 / 4000]
-    assert running_pls(failures, [400, 800], 1000, 4) == pytest.approx(expected)
 
 
 @given(

@@ -13,7 +13,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.lab.emulation.presets import find_scenario
 from cpr_ext.lab.emulation.run_strategy import Training, play
 from cpr_ext.lab.emulation.scenario import Scenario
-from cpr_ext.lab.emulation.strategies import STRATEGIES, EmulatedRounding, EmulatedStrategyName
+from cpr_ext.lab.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
 
 # 56 hours in 112 steps: half an hour each.
@@ -109,17 +109,6 @@ def test_parity_loses_what_double_losses_take_and_nothing_else(runs: dict) -> No
     assert run["auc"] != runs["no-failure"]["auc"]
 
 
-def test_with_parity_one_lost_shard_changes_nothing(runs: dict, tmp_path: Path) -> None:
-    single = replace(SCENARIO, job=JobSize(56, 8, 1))
-    run = play(single, "parity", TRAINING, SEED, tmp_path / "store")
-    assert [failure["is_by_parity"] for failure in run["failures"]] == [True] * 3
-    assert (run["auc"], run["logloss"]) == (
-        runs["no-failure"]["auc"],
-        runs["no-failure"]["logloss"],
-    )
-    assert run["pls"] == 0
-
-
 def test_a_run_is_the_same_when_it_is_played_again(runs: dict, tmp_path: Path) -> None:
     again = json.loads(json.dumps(play(SCENARIO, "cpr-ssu", TRAINING, SEED, tmp_path / "store")))
     timed = {"train_seconds", "stall_seconds", "failures", "bytes_written"}
@@ -129,30 +118,7 @@ def test_a_run_is_the_same_when_it_is_played_again(runs: dict, tmp_path: Path) -
         assert again[figure] == runs["cpr-ssu"][figure], figure
 
 
-def test_tracking_is_charged_to_those_that_track(tmp_path: Path) -> None:
-    tracked = replace(SCENARIO, tracking_share=0.01, num_failures=0)
-    training = replace(TRAINING, max_steps=28)
-    partial = play(tracked, "cpr-mfu", training, 0, tmp_path / "store")
-    assert partial["overhead"]["tracking_hours"] == pytest.approx(0.56)
-    full = play(tracked, "full", training, 0, tmp_path / "store")
-    assert full["overhead"]["tracking_hours"] == 0
-
-
 def test_an_interval_below_a_step_is_refused(tmp_path: Path) -> None:
     short = replace(find_scenario("abstract-56h"), pls_target=0.0001)
     with pytest.raises(UsageError, match="cannot be played"):
         play(short, "cpr-mfu", replace(TRAINING, max_steps=20), 0, tmp_path / "store")
-
-
-def test_rounded_rows_change_what_is_recovered_and_little_else(runs: dict, tmp_path: Path) -> None:
-    exact = runs["cpr-mfu"]
-    scenario = replace(SCENARIO, rounding=EmulatedRounding("int4", 0.25))
-    run = play(scenario, "cpr-mfu", TRAINING, SEED, tmp_path / "store")
-    assert run["precision"] == "int4"
-    assert exact["precision"] == "float32"
-    assert run["every_steps"] == exact["every_steps"]
-    assert run["auc"] != exact["auc"]
-    assert run["auc"] == pytest.approx(exact["auc"], abs=0.005)
-    assert run["bytes_written"] < exact["bytes_written"]
-    for mine, other in zip(run["failures"], exact["failures"], strict=True):
-        assert mine["rows_stale"] == other["rows_stale"]

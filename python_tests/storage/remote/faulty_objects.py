@@ -1,5 +1,7 @@
 """Objects in memory, and faults at any request for them."""
 
+import hashlib
+
 from cpr_ext.errors import RemoteError
 
 
@@ -10,12 +12,6 @@ class MemoryObjects:
         self.held = {}
         self.bytes_read = 0
 
-    def create(self, key, data):
-        if key in self.held:
-            return False
-        self.held[key] = bytes(data)
-        return True
-
     def write(self, key, chunks):
         self.held[key] = b"".join(chunks)
 
@@ -25,6 +21,17 @@ class MemoryObjects:
         data = self.held[key][begin:end]
         self.bytes_read += len(data)
         return data
+
+    def read_tagged(self, key):
+        data = self.read(key)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def replace(self, key, data, tag):
+        held = self.read_tagged(key)[1] if key in self.held else None
+        if held != tag:
+            return None
+        self.held[key] = bytes(data)
+        return hashlib.sha256(data).hexdigest()
 
     def list(self, prefix):
         return [key for key in self.held if key.startswith(prefix)]
@@ -68,8 +75,11 @@ class FaultyObjects:
             raise TimeoutError("timed out")
         raise Cut
 
-    def create(self, key, data):
-        return self._call("create", key, data)
+    def read_tagged(self, key):
+        return self._call("read_tagged", key)
+
+    def replace(self, key, data, tag):
+        return self._call("replace", key, data, tag)
 
     def write(self, key, chunks):
         return self._call("write", key, chunks)

@@ -1,7 +1,6 @@
 """What bad services, bad settings and other users of a bucket get."""
 
 import datetime
-import shutil
 import traceback
 from unittest.mock import patch
 
@@ -23,8 +22,9 @@ from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from python_tests.helpers import Trained, assert_same, flip
 from python_tests.storage.remote.faulty_objects import MemoryObjects
 from python_tests.storage.remote.faulty_service import faulty_s3_service
-from python_tests.storage.remote.servers import SECRET, empty_bucket, s3_client
+from python_tests.storage.remote.servers import SECRET, empty_bucket
 from python_tests.storage.remote.test_remote_copy import (
+    MEMORY,
     OPTIONS,
     SMALL,
     begin,
@@ -65,36 +65,6 @@ def objects():
         yield found
 
 
-@pytest.mark.parametrize("fault", ["throttled", "cut body"])
-def test_uploads_are_tried_again_and_the_failures_counted(service, options, tmp_path, fault):
-    trained = begin(tmp_path / "a", remote=options)
-    copy = trained.checkpointer._parts.remote
-    assert copy.wait(30)
-    counted, note = [], copy._note
-
-    def noting(view, error, started):
-        pause = note(view, error, started)
-        counted.append((copy.status().failures, pause))
-        return pause
-
-    with patch.object(copy, "_note", noting):
-        service.meet(fault, "PUT", times=7)
-        train_and_save(trained)
-        assert copy.wait(30)
-    assert service.met == 7
-    # Without a pause: a state that retention had removed, so a newer one is copied.
-    failures = [(count, pause) for count, pause in counted if count and pause]
-    assert len(failures) >= 2
-    assert failures == sorted(set(failures))
-    assert len({pause for _, pause in failures}) == len(failures)  # growing
-    assert trained.checkpointer.remote_status().step == 2
-    assert trained.checkpointer.metrics.failed_snapshots == 0
-    rows = close_and_lose(trained)
-    other = begin(tmp_path / "b", seed=9, remote=options)
-    assert_same(other.rows(), rows)
-    other.checkpointer.close()
-
-
 @pytest.mark.parametrize("fault", ["throttled", "cut"])
 def test_ranges_are_tried_again(service, options, tmp_path, fault):
     trained = begin(tmp_path / "a", remote=options)
@@ -116,58 +86,12 @@ def test_ranges_are_tried_again(service, options, tmp_path, fault):
     reader.die()
 
 
-def test_the_service_repeats_requests_by_itself(service, server, options, tmp_path):
-    patient = RemoteOptions(options.address, **server[1])
-    service.meet("throttled", times=2)
-    assert open_objects(patient).list("states/") == []
-    assert service.met == 2
-
-
-def test_clock_skew_is_named(service, options, tmp_path):
-    service.meet("skewed", times=10)
-    with pytest.raises(RemoteError, match="RequestTimeTooSkewed") as raised:
-        begin(tmp_path / "a", remote=options)
-    assert SECRET not in str(raised.value)
-    service.meet("", times=0)
-    begin(tmp_path / "a", remote=options).checkpointer.close()
-
-
-def test_missing_credentials_are_named(service, options, tmp_path, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    config = {k: v for k, v in options.config.items() if "key" not in k}
-    # Where a machine asks for its role: nobody is there.
-    config["aws_metadata_endpoint"] = "http://127.0.0.1:9"
-    bare = RemoteOptions(
-        options.address, config=config, client_options=options.client_options, retry_config=ONCE
-    )
-    with pytest.raises(RemoteError, match=r"metadata|credential|token"):
-        begin(tmp_path / "a", remote=bare)
-    assert not (tmp_path / "a").exists() or not any((tmp_path / "a").glob("*/*.safetensors"))
-
-
-def test_an_upload_that_was_left_over_does_no_harm(server, options, tmp_path):
-    trained = begin(tmp_path / "a", remote=options)
-    train_and_save(trained)
-    trained.checkpointer.close()
-    client = s3_client(server[1])
-    key = f"job/{next(iter(newest_state(open_objects(options)).checksums))}"
-    upload = client.create_multipart_upload(Bucket="bucket", Key=key)["UploadId"]
-    client.upload_part(Bucket="bucket", Key=key, UploadId=upload, PartNumber=1, Body=b"half")
-    again = begin(tmp_path / "a", remote=options)
-    train_and_save(again)
-    rows = close_and_lose(again)
-    other = begin(tmp_path / "b", seed=9, remote=options)
-    assert_same(other.rows(), rows)
-    other.checkpointer.close()
-
-
 def test_secrets_are_in_no_file_no_object_and_no_log(server, options, tmp_path, caplog):
     trained = begin(tmp_path / "a", remote=options)
     train_and_save(trained)
     trained.checkpointer.close()
     objects = open_objects(options)
-    held = [objects.read(key) for key in objects.list("states/") + objects.list("objects/")]
+    held = [objects.read(key) for key in ["HEAD", *objects.list("objects/")]]
     held += [path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()]
     assert len(held) > 8
     assert not any(SECRET.encode() in data for data in held)
@@ -208,7 +132,7 @@ def test_errors_hide_the_password_of_a_configured_endpoint(password):
         retry_config={"max_retries": 0},
     )
     with pytest.raises(cpr_ext.CprError) as refusal:
-        open_objects(options).read("states/000000000001.json")
+        open_objects(options).read("HEAD")
     text = "".join(traceback.format_exception(refusal.value))
     assert SECRET not in text
     assert "user" not in str(refusal.value)
@@ -223,20 +147,6 @@ def test_a_bug_in_obstore_is_an_error_of_one_request():
     for raised, expected in ((PanicException, RemoteError), (KeyboardInterrupt,) * 2):
         with patch.object(objects._api, "delete", side_effect=raised), pytest.raises(expected):
             objects.delete("a")
-
-
-def test_what_others_removed_is_sent_again(objects, tmp_path):
-    trained = begin(tmp_path / "a")
-    train_and_save(trained)
-    copy = trained.checkpointer._parts.remote
-    assert copy.wait(30)
-    for key in objects.list("objects/"):
-        objects.delete(key)
-    train_and_save(trained)
-    rows = close_and_lose(trained)
-    other = begin(tmp_path / "b", seed=9)
-    assert_same(other.rows(), rows)
-    other.checkpointer.close()
 
 
 def test_what_others_changed_is_damage_and_no_row_is_restored(objects, tmp_path):
@@ -259,9 +169,9 @@ class LaggingObjects(MemoryObjects):
         self._made = {}
         self._now = 0
 
-    def create(self, key, data):
+    def replace(self, key, data, tag):
         self._made.setdefault(key, self._now)
-        return super().create(key, data)
+        return super().replace(key, data, tag)
 
     def write(self, key, chunks):
         self._made[key] = self._now
@@ -279,12 +189,10 @@ def test_a_listing_that_lags_costs_no_state_and_no_writer_is_overwritten(tmp_pat
         trained = begin(tmp_path / "a")
         for _ in range(3):
             train_and_save(trained)
-            assert trained.checkpointer._parts.remote.wait(30)
-        late = RemoteWriter(objects, tmp_path / "a", "another")
-        late.newest = None
-        view = newest_state(objects).view
+            assert trained.checkpointer.store.origin.wait(30)
+        late = RemoteWriter(objects, tmp_path / "a")
         with pytest.raises(FencedError):
-            late.copy(view)
+            late.copy(newest_state(objects).manifest)
         rows = close_and_lose(trained)
         other = begin(tmp_path / "b", seed=9)
         assert other.report.step == 6
@@ -292,32 +200,30 @@ def test_a_listing_that_lags_costs_no_state_and_no_writer_is_overwritten(tmp_pat
         other.checkpointer.close()
 
 
-def eight_shards(directory, remote="memory:///"):
+def eight_shards(directory, remote=MEMORY):
     options = {**OPTIONS, "num_shards": 8}
     trained = Trained(directory, {"big": (4000, 4)}, remote=remote, **options)
     trained.report = trained.checkpointer.recover()
     return trained
 
 
-@pytest.mark.parametrize("loss", ["directory", "files"])
-def test_one_shard_of_eight_reads_an_eighth(objects, tmp_path, loss):
+def test_one_shard_of_eight_reads_an_eighth(objects, tmp_path):
     trained = eight_shards(tmp_path / "a")
     train_and_save(trained)
     trained.checkpointer.close()
     again = eight_shards(tmp_path / "a", remote=None)
     rows = again.rows()
     again.die()
-    whole = sum(len(data) for key, data in objects.held.items() if "/shard-" in key)
-    shard = tmp_path / "a" / "shard-00003"
-    if loss == "directory":
-        shutil.rmtree(shard)
-    else:
-        for path in shard.glob("*.safetensors"):
-            path.unlink()
+    whole = sum(
+        len(data)
+        for key, data in objects.held.items()
+        if "dense" not in key and key.startswith("objects/")
+    )
+    for path in (tmp_path / "a/segments").glob("*-00003-*"):
+        path.unlink()
     objects.bytes_read = 0
     again = eight_shards(tmp_path / "a")
-    states = sum(len(data) for key, data in objects.held.items() if key.startswith("states/"))
-    assert whole / 9 < objects.bytes_read < whole / 7 + 3 * states
+    assert whole / 9 < objects.bytes_read < whole / 7 + 5 * len(objects.held["HEAD"])
     assert_same(again.rows(), rows)
     assert not again.report.damaged_segments
     again.checkpointer.close()
@@ -326,17 +232,17 @@ def test_one_shard_of_eight_reads_an_eighth(objects, tmp_path, loss):
 def test_damage_that_is_refused_is_healed_first(objects, tmp_path):
     trained = begin(tmp_path / "a")
     train_and_save(trained)
-    assert trained.checkpointer._parts.remote.wait(30)
+    assert trained.checkpointer.store.origin.wait(30)
     trained.checkpointer.recover()
     rows = trained.rows()
-    record = trained.store.shards[1].segments[0]
+    record = trained.store.manifest.shards[1][0]
     for shards in (None, [1]):
-        flip(trained.store.shards[1].path_of(record), record.file_bytes - 1)
+        flip(trained.store.path_of(record), record.file_bytes - 1)
         report = trained.checkpointer.recover(shards=shards, on_damage="raise")
         assert not report.damaged_segments
         assert_same(trained.rows(), rows)
     objects.held.clear()
-    flip(trained.store.shards[1].path_of(record), record.file_bytes - 1)
+    flip(trained.store.path_of(record), record.file_bytes - 1)
     with pytest.raises(cpr_ext.DamageError, match="nothing was changed"):
         trained.checkpointer.recover(on_damage="raise")
     trained.checkpointer.close()

@@ -11,15 +11,10 @@ from cpr_ext.storage.remote import (
     RemoteOptions,
     fetch_store,
     fetching,
-    filling,
-    pins,
 )
-from cpr_ext.storage.remote.opening import RemoteStore
-from cpr_ext.storage.remote.remote_state import newest_state
 from cpr_ext.tools.maintenance import verify
-from python_tests.helpers import assert_same
 from python_tests.storage.remote.faulty_objects import Cut, MemoryObjects
-from python_tests.storage.remote.test_remote_writer import view_of, writer_of
+from python_tests.storage.remote.test_remote_writer import state_of, writer_of
 from python_tests.tools.maintenance.stores import recovered, trained_store
 
 
@@ -40,16 +35,6 @@ class Interrupted(MemoryObjects):
         return super().read(key, begin, end)
 
 
-class ReadOnly:
-    """A view of objects by who may only read them."""
-
-    def __init__(self, objects):
-        self.read, self.list = objects.read, objects.list
-
-    def create(self, key, data):
-        raise RemoteError("403 Forbidden")
-
-
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     """Four committed states of one store, each of bases, so that none shares a segment."""
@@ -66,92 +51,41 @@ def stores(tmp_path_factory):
     return found
 
 
-def copy_all(objects, stores):
+def copy_all(objects, stores, keep_seconds):
     """Let the job add its other states."""
-    writer = writer_of(objects, stores[0])
+    writer = writer_of(objects, stores[0], keep_seconds=keep_seconds)
     for store in stores[1:]:
         writer._directory = store
-        writer.copy(view_of(store))
+        writer.copy(state_of(store))
 
 
 def names(directory):
     return {path.name for path in directory.iterdir()}
 
 
-def test_a_reader_keeps_the_objects_of_its_state_from_removal(stores, tmp_path):
+def test_a_reader_that_is_too_slow_takes_a_newer_state(stores, tmp_path, monkeypatch):
     objects = Interrupted()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    objects.then = lambda: copy_all(objects, stores)
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
+    objects.then = lambda: copy_all(objects, stores, keep_seconds=0)
     state = fetch_store(objects, tmp_path / "copy")
-    assert newest_state(objects).number > state.number + 2
-    assert verify(tmp_path / "copy").is_sound
-    shutil.copytree(stores[0], tmp_path / "expected")
-    assert_same(recovered(tmp_path / "copy")[1], recovered(tmp_path / "expected")[1])
-    assert not objects.list("readers/")
-    # Nobody reads any more: the next state removes what was kept for the reader.
-    writer_of(objects, stores[3]).copy(view_of(stores[3]))
-    assert set(objects.list("objects/")) == view_of(stores[3]).records().keys()
-
-
-def test_a_reader_that_may_not_pin_takes_a_newer_state(stores, tmp_path):
-    objects = Interrupted()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    objects.then = lambda: copy_all(objects, stores)
-    state = fetch_store(ReadOnly(objects), tmp_path / "copy")
-    assert state.view == view_of(stores[3])
+    assert state.manifest == state_of(stores[3])
     assert verify(tmp_path / "copy").is_sound
 
 
-def test_a_reader_that_is_too_slow_and_may_not_pin_does_not_blame_the_copy(
-    stores, tmp_path, monkeypatch
-):
+def test_a_reader_that_is_always_too_slow_does_not_blame_the_copy(stores, tmp_path, monkeypatch):
     objects = Interrupted()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    objects.then = lambda: copy_all(objects, stores)
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
+    objects.then = lambda: copy_all(objects, stores, keep_seconds=0)
     monkeypatch.setattr(fetching, "_TRIES", 1)
-    with pytest.raises(RemoteError, match=r"adds states faster.*'readers/'"):
-        fetch_store(ReadOnly(objects), tmp_path / "copy")
+    with pytest.raises(RemoteError, match=r"keep_seconds"):
+        fetch_store(objects, tmp_path / "copy")
     assert names(tmp_path / "copy") == {"LOCK"}
-
-
-def test_a_state_that_is_pinned_too_late_is_not_taken(stores):
-    """Two newer ones may be there by then, so its objects may go before the pin is seen."""
-    objects = MemoryObjects()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    create = objects.create
-
-    def late(key, data):
-        if key.startswith("readers/"):
-            objects.create = create
-            copy_all(objects, stores)
-        return create(key, data)
-
-    objects.create = late
-    with pins.newest_pinned(objects) as state:
-        assert state.view == view_of(stores[3])
-
-
-def test_the_pin_of_a_reader_that_died_ends(stores, monkeypatch):
-    objects, seen, now = MemoryObjects(), pins.PinsSeen(), [0.0]
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    monkeypatch.setattr(pins.time, "monotonic", lambda: now[0])
-    pin = pins._Pin(objects)
-    pin._create(1)
-    needed = view_of(stores[0]).records().keys()
-    assert seen.look(objects) == ({1}, set(needed))
-    now[0] += pins.PIN_SECONDS
-    pin._create(1)  # it lives
-    now[0] += 1
-    assert seen.look(objects) == ({1}, set(needed))
-    now[0] += pins.PIN_SECONDS + 1
-    assert seen.look(objects) == (set(), set())
-    assert not objects.list("readers/")
 
 
 def test_a_copy_is_read_through_a_link_and_writes_nothing_next_to_it(stores, tmp_path):
     """So the directory may be a mount point, and its parent may be read-only."""
     objects = Interrupted()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
     place = tmp_path / "parent" / "store"
     place.mkdir(parents=True)
     (place / "lost+found").mkdir()
@@ -167,7 +101,7 @@ def test_a_copy_is_read_through_a_link_and_writes_nothing_next_to_it(stores, tmp
 
 def test_of_two_processes_one_reads_the_copy_and_the_other_is_refused(stores, tmp_path):
     objects, errors = Interrupted(), []
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
 
     def again():
         with pytest.raises(cpr_ext.StoreError, match="is being written by") as refusal:
@@ -178,13 +112,13 @@ def test_of_two_processes_one_reads_the_copy_and_the_other_is_refused(stores, tm
     fetch_store(objects, tmp_path / "copy")
     assert len(errors) == 1
     assert verify(tmp_path / "copy").is_sound
-    with pytest.raises(cpr_ext.StoreError, match=r"holds 'STORE\.json'"):
+    with pytest.raises(cpr_ext.StoreError, match=r"holds 'MANIFEST\.json'"):
         fetch_store(objects, tmp_path / "copy")
 
 
 def test_a_read_that_was_cut_off_is_no_store_and_begins_again(stores, tmp_path, monkeypatch):
     objects = Interrupted(at=4)
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
 
     def cut():
         raise Cut
@@ -192,22 +126,23 @@ def test_a_read_that_was_cut_off_is_no_store_and_begins_again(stores, tmp_path, 
     objects.then = cut
     directory = tmp_path / "copy"
     with monkeypatch.context() as patched:
-        patched.setattr(filling, "clear", lambda directory: None)
+        patched.setattr(fetching.shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(fetching, "_clear", lambda directory: None)
         with pytest.raises(Cut):
             fetch_store(objects, directory)
-    assert "dense" in names(directory)
+    assert "segments" in names(directory)
     assert not verify(directory).is_sound
     with pytest.raises(cpr_ext.StoreError, match="was cut off"):
         recovered(directory)
     monkeypatch.setattr("cpr_ext.storage.remote.opening.open_objects", lambda options: objects)
-    assert RemoteStore(RemoteOptions("memory:///"), directory).was_read
+    assert RemoteOptions("memory:///").open(directory).read_from == "memory:///"
     assert verify(directory).is_sound
 
 
 def test_what_is_not_of_a_copy_is_not_removed(stores, tmp_path):
     objects = MemoryObjects()
-    writer_of(objects, stores[0]).copy(view_of(stores[0]))
-    for name in ("notes.txt", "shard-00000"):
+    writer_of(objects, stores[0]).copy(state_of(stores[0]))
+    for name in ("notes.txt", "segments"):
         directory = tmp_path / name
         directory.mkdir()
         (directory / name).mkdir()

@@ -1,6 +1,5 @@
 """A Checkpointer whose store is copied to object storage while it trains."""
 
-import gc
 import json
 import os
 import re
@@ -17,7 +16,6 @@ from cpr_ext.storage.remote import (
     RemoteError,
     RemoteOptions,
     local_store,
-    open_objects,
     remote_copy,
 )
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
@@ -38,9 +36,9 @@ class UnsteadyObjects(MemoryObjects):
 
     is_down = False
 
-    def create(self, key, data):
+    def replace(self, key, data, tag):
         self._require_up()
-        return super().create(key, data)
+        return super().replace(key, data, tag)
 
     def write(self, key, chunks):
         self._require_up()
@@ -66,7 +64,10 @@ def objects():
         yield found
 
 
-def begin(directory, seed=0, remote="memory:///"):
+MEMORY = RemoteOptions("memory:///")
+
+
+def begin(directory, seed=0, remote=MEMORY):
     trained = Trained(directory, SMALL, seed=seed, remote=remote, **OPTIONS)
     trained.report = trained.checkpointer.recover()
     return trained
@@ -113,17 +114,17 @@ def test_a_new_machine_recovers_from_the_copy_alone(objects, tmp_path):
     assert other.report.step == 4
     assert_same(other.rows(), rows)
     train_and_save(other)
-    assert other.checkpointer._parts.remote.wait(30)
+    assert other.checkpointer.store.origin.wait(30)
     status = other.checkpointer.remote_status()
     assert (status.step, status.lag_seconds, status.lag_bytes, status.error) == (6, 0.0, 0, "")
     other.checkpointer.close()
     # The lost machine comes back with what it had.
-    assert newest_state(objects).view.step == 6
+    assert newest_state(objects).step == 6
 
 
 def test_training_goes_on_while_the_service_is_down(objects, tmp_path):
     trained = begin(tmp_path / "a")
-    copy = trained.checkpointer._parts.remote
+    copy = trained.checkpointer.store.origin
     assert copy.wait(30)
     objects.is_down = True
     train_and_save(trained)
@@ -146,7 +147,7 @@ def test_a_copy_that_lags_is_reported_again_and_again(objects, tmp_path, monkeyp
     seconds = [0.0]
     monkeypatch.setattr(remote_copy, "_now", lambda: seconds[0])
     trained = begin(tmp_path / "a")
-    assert trained.checkpointer._parts.remote.wait(30)
+    assert trained.checkpointer.store.origin.wait(30)
 
     def reports():
         """How often it was reported that the copy lags."""
@@ -154,7 +155,7 @@ def test_a_copy_that_lags_is_reported_again_and_again(objects, tmp_path, monkeyp
 
     seconds[0] += 2 * remote_copy.WARN_SECONDS
     train_and_save(trained)
-    assert trained.checkpointer._parts.remote.wait(30)
+    assert trained.checkpointer.store.origin.wait(30)
     assert reports() == []  # it was copied, and lagged at no time
     objects.is_down = True
     train_and_save(trained)
@@ -168,7 +169,7 @@ def test_a_copy_that_lags_is_reported_again_and_again(objects, tmp_path, monkeyp
     assert re.search(r"it has step 2, this store step 1[46]; since 1980 s, \d{3,} b", reports()[-1])
     assert "503 Slow Down" in reports()[-1]
     objects.is_down = False
-    assert trained.checkpointer._parts.remote.wait(30)
+    assert trained.checkpointer.store.origin.wait(30)
     seconds[0] += 2 * remote_copy.WARN_SECONDS
     train_and_save(trained)
     assert len(reports()) == 3
@@ -178,42 +179,40 @@ def test_a_copy_that_lags_is_reported_again_and_again(objects, tmp_path, monkeyp
 def test_an_old_machine_that_comes_back_is_told(objects, tmp_path, caplog):
     old = begin(tmp_path / "a")
     train_and_save(old)
-    assert old.checkpointer._parts.remote.wait(30)
+    assert old.checkpointer.store.origin.wait(30)
     new = begin(tmp_path / "b", seed=9)
     assert new.report.step == 2
     train_and_save(old)
-    assert not old.checkpointer._parts.remote.wait(30)
+    assert not old.checkpointer.store.origin.wait(30)
     assert old.checkpointer.remote_status().is_fenced
     assert "another process" in caplog.text
     train_and_save(old)  # training goes on
     train_and_save(new)
     new.checkpointer.close()
-    assert newest_state(objects).view.step == 4
+    assert newest_state(objects).step == 4
     old.checkpointer.close()
     with pytest.raises(cpr_ext.StoreError, match="trained on its own"):
         begin(tmp_path / "a")
-    assert newest_state(objects).view.step == 4
+    assert newest_state(objects).step == 4
 
 
 def test_a_machine_that_took_over_continues_though_it_died_before_it_copied_anything(
     objects, tmp_path
 ):
-    """The old machine, whose state the copy has still, is refused; and a third may take over."""
+    """The copy has its state from before still, so the first that copies something goes on."""
     old = begin(tmp_path / "a")
     train_and_save(old)
-    assert old.checkpointer._parts.remote.wait(30)
+    assert old.checkpointer.store.origin.wait(30)
     old.die()
-    with patch.object(RemoteCopy, "submit", lambda self, view: None):
+    with patch.object(RemoteCopy, "on_commit", lambda self, state: None):
         new = begin(tmp_path / "b", seed=9)
         train_and_save(new)
         new.die()
-    assert newest_state(objects).view.step == 2
-    with pytest.raises(cpr_ext.StoreError, match="has taken over the copy"):
-        begin(tmp_path / "a")
+    assert newest_state(objects).step == 2
     new = begin(tmp_path / "b", seed=8)
     assert new.report.step == 4
     train_and_save(new)
-    assert new.checkpointer._parts.remote.wait(30)
+    assert new.checkpointer.store.origin.wait(30)
     new.die()
     third = begin(tmp_path / "c", seed=7)
     assert third.report.step == 6
@@ -223,15 +222,7 @@ def test_a_machine_that_took_over_continues_though_it_died_before_it_copied_anyt
             begin(tmp_path / lost)
 
 
-def test_a_service_that_is_down_at_the_start_leaves_no_lock(objects, tmp_path):
-    objects.is_down = True
-    with pytest.raises(RemoteError, match="503"):
-        begin(tmp_path / "a")
-    objects.is_down = False
-    begin(tmp_path / "a").checkpointer.close()
-
-
-def test_compaction_and_roll_backs_reach_the_copy(objects, tmp_path):
+def test_roll_backs_reach_the_copy(objects, tmp_path):
     trained = begin(tmp_path / "a")
     for _ in range(3):
         train_and_save(trained)
@@ -251,26 +242,7 @@ def test_copying_keeps_to_its_bandwidth_and_close_ends_it(objects, tmp_path, cap
     train_and_save(trained)
     trained.checkpointer.close()
     assert "lacks the newest state" in caplog.text
-    assert newest_state(objects) is None or newest_state(objects).view.step < 2
-
-
-@pytest.mark.parametrize("is_down", [False, True])
-def test_the_copy_of_a_checkpointer_that_is_garbage_ends(objects, tmp_path, is_down):
-    gc.collect()
-    trained = begin(tmp_path / "a")
-    thread = trained.checkpointer._parts.remote._thread
-    assert trained.checkpointer._parts.remote.wait(30)
-    train_and_save(trained)
-    objects.is_down = is_down
-    train_and_save(trained)
-    del trained
-    deadline = time.monotonic() + 10
-    while thread.is_alive() and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-    assert not thread.is_alive()
-    if not is_down:
-        assert newest_state(objects).view.step == 4
+    assert newest_state(objects) is None or newest_state(objects).step < 2
 
 
 class OneByOne:
@@ -281,11 +253,11 @@ class OneByOne:
     def __init__(self):
         self.copied, self.proceed = [], threading.Event()
 
-    def copy(self, view):
-        self.copied.append(view)
+    def copy(self, state):
+        self.copied.append(state)
         assert self.proceed.wait(10)
 
-    def missing_bytes(self, view):
+    def missing_bytes(self, state):
         return 0
 
 
@@ -294,14 +266,14 @@ def test_a_copy_is_let_go_without_a_lock_and_copies_what_it_was_given(monkeypatc
     monkeypatch.setattr(remote_copy, "close_at_exit", lambda copy, thread: None)
     writer = OneByOne()
     copy = remote_copy.RemoteCopy(writer)
-    copy.submit("a")
+    copy.on_commit("a")
     deadline = time.monotonic() + 10
     while not writer.copied and time.monotonic() < deadline:
         time.sleep(0.001)
     with ThreadPoolExecutor(1) as other:
         with copy._changed:
             other.submit(copy.let_go).result(5)
-        copy.submit("b")
+        copy.on_commit("b")
         writer.proceed.set()
     copy._thread.join(10)
     assert not copy._thread.is_alive()
@@ -319,22 +291,9 @@ def test_secrets_are_not_shown():
         RemoteOptions("runs/a")
 
 
-def test_the_file_system_as_a_service(tmp_path):
-    pytest.importorskip("obstore")
+def test_the_state_of_an_address_is_read_into_a_directory(tmp_path):
     address = f"file://{tmp_path / 'remote'}"
-    objects = open_objects(RemoteOptions(address))
-    assert objects.create("a/b", b"12345")
-    assert not objects.create("a/b", b"other")
-    assert objects.read("a/b", 1, 3) == b"23"
-    with pytest.raises(FileNotFoundError):
-        objects.read("a/c")
-    objects.write("a/c", iter([b"x" * 10, b"y"]))
-    assert objects.read("a/c") == b"x" * 10 + b"y"
-    assert sorted(objects.list("a/")) == ["a/b", "a/c"]
-    objects.delete("a/b")
-    objects.delete("a/b")
-    assert objects.list("a/") == ["a/c"]
-    trained = begin(tmp_path / "a", remote=address)
+    trained = begin(tmp_path / "a", remote=RemoteOptions(address))
     train_and_save(trained)
     rows = close_and_lose(trained)
     with local_store(address) as directory:
@@ -350,7 +309,7 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
     trained = begin(tmp_path / "a")
     train_and_save(trained)
     trained.checkpointer.close()
-    monkeypatch.setattr("cpr_ext.storage.remote.fetching.open_objects", lambda options: objects)
+    monkeypatch.setattr("cpr_ext.storage.remote.opening.open_objects", lambda options: objects)
     for arguments, expected in [
         (["inspect"], "memory:///: 2 shards"),
         (["inspect", "--table", "tables.big"], "60 rows"),
@@ -378,8 +337,7 @@ def test_a_report_says_where_the_state_came_from_and_how_old_it_was(objects, tmp
     )
     assert 0 <= again.report.source.age_seconds < 600
     again.checkpointer.close()
-    dense = again.store.dense
-    path = dense.path_of(dense.segments[-1])
+    path = again.store.path_of(again.store.manifest.newest)
     os.utime(path, (path.stat().st_mtime - 5000,) * 2)
     begin(tmp_path / "a", seed=9).checkpointer.close()  # copies what it finds
     shutil.rmtree(tmp_path / "a")

@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tools.maintenance import export
 from cpr_ext.tools.maintenance.exporting import FORMATS
@@ -64,17 +64,6 @@ def test_the_model_loads_strictly(store, tmp_path, format):
     assert_same(dict(model.state_dict()), recovered(store)[2]["model"])
 
 
-def test_a_full_recovery_point_can_be_exported(store, tmp_path):
-    # A copy: going back to the point removes what is newer.
-    import shutil
-
-    shutil.copytree(store, tmp_path / "copy")
-    expected = recovered(tmp_path / "copy", mode="full")
-    report = export(store, tmp_path / "out", full=True)
-    assert report.step == expected[0].step == 1
-    assert_same(load(tmp_path / "out", "safetensors")[0], expected[2]["model"])
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_every_dtype_and_a_table_shared_by_two_modules(tmp_path, dtype):
     model = nn.ModuleDict({"a": nn.Embedding(50, 3, dtype=dtype), "b": nn.Embedding(50, 3)})
@@ -89,19 +78,6 @@ def test_every_dtype_and_a_table_shared_by_two_modules(tmp_path, dtype):
     assert_same(loaded, dict(model.state_dict()))
 
 
-def test_a_table_given_by_name_is_exported_under_its_parameter_name(tmp_path):
-    model = nn.Module()
-    model.items = nn.Parameter(torch.randn(40, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path / "store", tables={"catalogue": model.items}
-    ) as ckpt:
-        ckpt.step()
-        ckpt.wait()
-    export(tmp_path / "store", tmp_path / "out", format="torch")
-    assert_same(load(tmp_path / "out", "torch")[0], dict(model.state_dict()))
-
-
 def test_an_existing_directory_is_not_overwritten(store, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match="exists"):
@@ -111,18 +87,8 @@ def test_an_existing_directory_is_not_overwritten(store, tmp_path):
 def test_damage_is_named_and_nothing_is_left_behind(tmp_path):
     trained_store(tmp_path / "store").checkpointer.close()
     reader = StoreReader(tmp_path / "store")
-    path = reader.shards[0].path_of(reader.shards[0].segments[0])
-    flip(path, reader.shards[0].segments[0].header_bytes + 5)
+    path = reader.path_of(reader.manifest.shards[0][0])
+    flip(path, reader.manifest.shards[0][0].header_bytes + 5)
     with pytest.raises(DamageError, match=path.name):
         export(tmp_path / "store", tmp_path / "out")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["store"]
-
-
-def test_an_empty_store_has_nothing_to_export(tmp_path):
-    model = nn.Embedding(5, 2)
-    with cpr_ext.Checkpointer(
-        model, torch.optim.SGD(model.parameters()), tmp_path / "store", priority=None
-    ):
-        pass
-    with pytest.raises(StoreError, match="holds no snapshot"):
-        export(tmp_path / "store", tmp_path / "out")

@@ -1,5 +1,6 @@
 """Checkpoints of torch.save and torch.distributed.checkpoint become stores that jobs begin with."""
 
+import errno
 import json
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import cpr_ext
-from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.tools.maintenance import import_checkpoint, verify
+from cpr_ext.errors import CprError, StoreError, UsageError
+from cpr_ext.tools.maintenance import import_checkpoint, importing, verify
+from python_tests.helpers import flip
 from python_tests.recovery.test_replicated_tables import ROWS, Model, train, whole_job
 
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
@@ -101,6 +103,58 @@ def test_what_is_no_checkpoint_of_a_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"torch\.load"):
         import_checkpoint(tmp_path / "text", tmp_path / "new", step=1)
     assert not (tmp_path / "new").exists()
+
+
+W = {"e.weight": torch.ones(3, 2)}
+REFUSED = {
+    "a name that is a number": ({**W, 7: torch.ones(2)}, {}, r"a tensor under 7, .*state_dict\(\)"),
+    "a step beyond what verifies": (W, {"step": 2**60 + 1}, "step is 1152921504606846977; "),
+    "a step beyond all": (W, {"step": 2**63}, "step is 9223372036854775808; "),
+    "samples beyond it": (W, {"num_samples": 2**60 + 1}, "num_samples is 1152921504606846977; "),
+    "a negative step": (W, {"step": -1}, "step is -1; it must not be negative"),
+    "no tensor": ({"x": W}, {}, "no tensor .*: 'x' is not a tensor, and left out"),
+    "too long a name": ({"x" * 5000: torch.ones(2)}, {}, "a name of 50.. letters"),
+    "too many dimensions": ({"x": torch.ones((1,) * 40)}, {}, "40 dimensions"),
+    "a file in the way": (W, {"store": "other"}, "other' is a file, or in one; choose a new"),
+    "below a file": (W, {"store": "other/deep"}, "deep' is a file, or in one; choose a new"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_reader_would_take_is_refused_and_leaves_nothing(tmp_path, what):
+    model, options, told = REFUSED[what]
+    torch.save({"model": model}, tmp_path / "other")
+    store = tmp_path / options.pop("store", "new/store")
+    with pytest.raises(UsageError, match=told):
+        import_checkpoint(tmp_path / "other", store, **{"step": 1, **options})
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("wrong", [OSError(errno.EIO, "planted"), None])
+def test_an_import_appears_at_once_or_not_at_all(tmp_path, monkeypatch, wrong):
+    """What fails, or does not verify, after it was written: it is nowhere."""
+    torch.save({"model": W}, tmp_path / "other")
+
+    def look(store):
+        assert not (tmp_path / "new").exists()
+        if wrong is not None:
+            raise wrong
+        flip(next(store.rglob("*-dense.safetensors")), 300)
+        return verify(store)
+
+    monkeypatch.setattr(importing, "verify", look)
+    with pytest.raises(CprError, match=r"cannot be kept in a store|cannot write .*: planted"):
+        import_checkpoint(tmp_path / "other", tmp_path / "new/store", step=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    monkeypatch.undo()
+    (tmp_path / "new/store").mkdir(parents=True)
+    (tmp_path / "new/.cpr-import-x").mkdir()  # of one that was killed
+    report = import_checkpoint(tmp_path / "other", tmp_path / "new/store", step=1)
+    assert ["new/.cpr-import-x' is of an import that was" in note for note in report.notes] == [
+        True
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
+    assert verify(tmp_path / "new/store").is_sound
 
 
 def test_the_command_writes_a_store(tmp_path, capsys):

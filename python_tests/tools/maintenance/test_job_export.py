@@ -117,20 +117,6 @@ def test_full_takes_the_newest_step_that_all_have(tmp_path):
         export(tmp_path / "job", tmp_path / "none", full=True)
 
 
-def test_a_partial_snapshot_is_not_called_a_state_of_one_step(tmp_path):
-    for rank, part in enumerate(parts_of(2)):
-        worker = WorkerAlone(worker_directory(tmp_path / "job", rank, 2), part, seed=rank)
-        worker.train(1)
-        worker.save()
-        worker.train(1)
-        worker.save("partial")
-        worker.checkpointer.close()
-    report = export(tmp_path / "job", tmp_path / "out")
-    assert [store.step for store in report.stores] == [2, 2]
-    assert not any(store.is_full_recovery_point for store in report.stores)
-    assert report.step_of_rows is None
-
-
 def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_path):
     workers = make_job(tmp_path / "job", says_part=False)
     with pytest.raises(StoreError, match=r"'items' is in 3 stores.*--rows-in-order"):
@@ -190,20 +176,12 @@ def test_of_two_jobs_in_a_directory_one_is_chosen(job, tmp_path):
         export(tmp_path / "job", tmp_path / "four", world_size=4)
 
 
-def test_a_worker_without_a_snapshot_is_named(job, tmp_path):
-    shutil.copytree(job[0], tmp_path / "job")
-    store = tmp_path / "job" / "worker-00002-of-00003"
-    shutil.rmtree(store)
-    WorkerAlone(store, parts_of(3)[2]).checkpointer.close()
-    with pytest.raises(StoreError, match=r"worker-00002-of-00003' holds no snapshot"):
-        export(tmp_path / "job", tmp_path / "out")
-
-
 def test_damage_in_one_store_is_named_and_nothing_is_left_behind(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "job")
-    manifest = StoreReader(tmp_path / "job" / "worker-00001-of-00003").shards[0]
-    path = manifest.path_of(manifest.segments[-1])
-    flip(path, manifest.segments[-1].header_bytes + 3)
+    reader = StoreReader(tmp_path / "job" / "worker-00001-of-00003")
+    newest = reader.manifest.shards[0][-1]
+    path = reader.path_of(newest)
+    flip(path, newest.header_bytes + 3)
     with pytest.raises(DamageError, match=rf"worker-00001-of-00003.*{path.name}"):
         export(tmp_path / "job", tmp_path / "out")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["job"]

@@ -3,19 +3,18 @@
 import importlib
 import json
 import random
+import shutil
 
 import pytest
 
 import cpr_ext
 from cpr_ext.cli.app import app
-from cpr_ext.errors import CprError, DamageError, StoreError
-from cpr_ext.storage.manifest import Manifest
-from cpr_ext.tools.maintenance import repair, survey, verify
+from cpr_ext.errors import StoreError
+from cpr_ext.tools.maintenance import repair, verify
 from python_tests.faults.damage_scene import SMALLEST, Scene, Tally, opened
-from python_tests.faults.history_model import cut_off
 from python_tests.faults.mixtures import Run
 from python_tests.faults.repairing import Flips, check_repair, flipped
-from python_tests.helpers import Trained, assert_same, flip
+from python_tests.helpers import flip
 
 # ``cpr_ext.tools.maintenance.repair`` is the function.
 repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
@@ -41,64 +40,45 @@ def test_a_flipped_byte_anywhere_is_repaired_to_the_newest_provable_state(scene,
 
 def test_a_missing_file_is_repaired_like_a_damaged_one(scene, tmp_path):
     tally = Tally()
-    for name in sorted(scene.files.keys() - {"STORE.copy.json"}):  # older stores have none
+    for name in sorted(scene.files.keys() - {"MANIFEST.prev", "LOCK"}):
         check_repair(scene, tmp_path / "store", {name: None}, tally)
     assert tally.faults == []
 
 
 def test_an_older_manifest_put_back_is_rebuilt_from_the_segments(scene, tmp_path):
     tally = Tally()
-    older = {name: versions[-2] for name, versions in scene.versions.items() if "shard" in name}
-    for name, data in older.items():
-        check_repair(scene, tmp_path / "store", {name: data}, tally)
+    for version in scene.versions[:-1]:
+        check_repair(scene, tmp_path / "store", {"MANIFEST.json": version}, tally)
     assert tally.faults == []
 
 
-@pytest.mark.parametrize("with_descent", [True, False])
-def test_a_file_left_over_is_not_taken_for_one_of_a_lost_manifest(
-    tmp_path, monkeypatch, with_descent
-):
-    """Its number lies between those of two that are: only their chains show that it is none."""
-    store, left = tmp_path / "store", "00000004-partial.safetensors"
-    run = Run.at(store)
+def test_a_snapshot_of_another_history_is_not_put_with_the_newest(tmp_path):
+    """Its files could not be removed when training went back, and its number is a lower one."""
+    store, kept = tmp_path / "store", tmp_path / "kept"
+    run = Run.at(store, retention=cpr_ext.Retention(1))
     run.checkpointer.recover()
-    for kind in ("base", "partial"):
+    for _ in range(3):
         run.train()
-        run.save(kind)
-    run.train()
-    run.train()
-    with cut_off(0, is_after=False), pytest.raises(CprError):
-        run.save("partial")
+        run.save("base" if run.checkpointer.step_count == 1 else "partial")
+    shutil.copytree(store / "segments", kept)
     run.release()
-    monkeypatch.setattr(Manifest, "remove_unlisted", _leave)
-    run = Run.at(store)
+    run = Run.at(store, retention=cpr_ext.Retention(1))
     run.checkpointer.recover()
     run.train()
-    run.save("partial")
+    run.save("base")
     run.release()
-    assert (store / "shard-00000" / left).exists()
-    (store / "shard-00000/MANIFEST.json").unlink()
-    if not with_descent:
-        monkeypatch.setattr(repair_module, "keep_descent", lambda *_: None)
-    assert repair(store, apply=True).is_applied
+    for path in kept.iterdir():  # of the time before the base
+        if not (store / "segments" / path.name).exists():
+            shutil.copy(path, store / "segments")
+    for name in ("MANIFEST.json", "MANIFEST.prev"):
+        (store / name).unlink()
+    report = repair(store, apply=True)
+    assert report.is_applied
     assert verify(store).is_sound
-    run = Run.at(store)
-    report = run.checkpointer.recover()
-    assert (report.step, report.rows_stale) == (3, 0)
-    assert (run.wrong_rows(3) == 0) == with_descent
-    run.release()
-
-
-def _leave(manifest):
-    """Remove nothing, as where the operating system refuses: only numbers are not used again."""
-    manifest.highest_left_over = 4
-
-
-def test_all_manifests_and_the_identity_at_once_are_rebuilt(scene, tmp_path):
-    tally = Tally()
-    names = [name for name in scene.files if name.endswith("MANIFEST.json")]
-    check_repair(scene, tmp_path / "store", dict.fromkeys([*names, "STORE.json"]), tally)
-    assert tally.faults == []
+    again = Run.at(store)
+    assert again.checkpointer.recover(on_damage="raise").step == 4
+    assert again.wrong_rows(4) == 0
+    again.release()
 
 
 def test_what_is_replaced_or_dropped_is_kept(scene, tmp_path):
@@ -114,59 +94,22 @@ def test_what_is_replaced_or_dropped_is_kept(scene, tmp_path):
     assert not (store / segment.name).exists()
 
 
-def test_a_sound_store_is_left_alone(scene, tmp_path):
+def test_where_no_snapshot_is_whole_nothing_changes_and_the_way_is_named(scene, tmp_path):
     store = scene.copy(tmp_path / "store")
+    flip(store / "segments/00000001-00000-base.safetensors", 100)
     report = repair(store, apply=True)
-    assert (report.is_sound, report.is_applied, report.step) == (True, False, 5)
-    assert verify(store).left_overs == []
-    assert not list(store.glob("repaired-*"))
-
-
-@pytest.mark.parametrize("place", ["header", "rows"])
-def test_a_damaged_base_is_made_of_newer_rows_where_they_are_all(tmp_path, place):
-    store = tmp_path / "store"
-    run = Trained(
-        store,
-        {"t": (6, 2)},
-        optimizer="sgd",
-        lookups=200,
-        num_shards=1,
-        consistency="step",
-        schedule=cpr_ext.EverySteps(1000),
-        priority=cpr_ext.AllRows(),
-        retention=cpr_ext.Retention(3),
-        rebase_after=None,
-    )
-    run.train(1)
-    run.checkpointer.wait()
-    for _ in range(2):
-        run.train(1)
-        run.checkpointer.save("partial")
-        run.checkpointer.wait()
-    expected = run.rows()
-    run.die()
-    base = store / "shard-00000/00000001-base.safetensors"
-    flip(base, 100 if place == "header" else base.stat().st_size - 1)
-    report = repair(store, apply=True)
-    assert report.is_applied
-    assert verify(store).is_sound
-    # The first point is gone with the base; the others are not claimed to be complete.
-    points = {r.last_step: r.is_complete for r in Manifest(store / "dense").segments}
-    assert points == {2: False, 3: False}
-    assert len([text for text in report.older if "recovery point" in text]) == 1 + 2
-    assert [r.kind for r in Manifest(store / "shard-00000").segments] == ["base", "partial"]
-    again = Trained(store, {"t": (6, 2)}, optimizer="sgd", seed=4, num_shards=1)
-    assert again.checkpointer.recover(on_damage="raise").step == 3
-    assert_same(again.rows(), expected)
-    again.checkpointer._release()
-
-
-def test_both_copies_of_the_identity_damaged_is_said(scene, tmp_path):
-    store = scene.copy(tmp_path / "store")
-    for name in ("STORE.json", "STORE.copy.json"):
+    assert not report.is_applied
+    assert not report.is_repairable
+    assert 'recover(on_damage="fall_back")' in report.lost[0]
+    for name in ("MANIFEST.json", "MANIFEST.prev"):
         (store / name).write_bytes(b"{}")
-    with pytest.raises(DamageError, match=r"STORE\.json"):
-        repair(store, apply=True)
+    for path in (store / "segments").glob("*-dense.safetensors"):
+        path.write_bytes(b"")
+    report = repair(store, apply=True)
+    assert report.lost == [
+        "no manifest and no dense part is sound, so nothing shows what the store held. Put the "
+        "store back from a copy"
+    ]
 
 
 def test_a_store_in_training_is_not_repaired(scene, tmp_path):
@@ -177,11 +120,11 @@ def test_a_store_in_training_is_not_repaired(scene, tmp_path):
 
 def test_the_command_is_dry_unless_told(scene, tmp_path, cli):
     store = scene.copy(tmp_path / "store")
-    (store / "dense" / "MANIFEST.json").unlink()
+    (store / "MANIFEST.json").unlink()
     dry = cli.invoke(app, ["repair", str(store)])
     assert dry.exit_code == 1
     assert "can be repaired" in dry.output
-    assert not (store / "dense" / "MANIFEST.json").exists()
+    assert not (store / "MANIFEST.json").exists()
     done = cli.invoke(app, ["repair", str(store), "--apply", "--json"])
     assert done.exit_code == 0
     assert json.loads(done.output)["is_applied"]
@@ -203,14 +146,14 @@ def smallest(tmp_path_factory):
 def test_the_smallest_store_has_every_kind_of_file(smallest):
     names = [name.rpartition("/")[2].lstrip("0123456789-") for name in smallest.files]
     kinds = {"base.safetensors", "partial.safetensors", "dense.safetensors", "LOCK"}
-    assert set(names) == kinds | {"MANIFEST.json", "STORE.json", "STORE.copy.json"}
+    assert set(names) == kinds | {"MANIFEST.json", "MANIFEST.prev"}
     assert len(smallest.dense) == 2
 
 
 def test_flips_that_are_repaired_alike_are_compared_once(smallest, tmp_path):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
     rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
-    name = "shard-00000/00000002-partial.safetensors"
+    name = "segments/00000002-00000-partial.safetensors"
     for position in range(rows.begin, rows.begin + 5):
         flips.repair(name, position, tally)
     assert (tally.tried, tally.faults, flips.num_compared) == (5, [], 1)
@@ -218,15 +161,15 @@ def test_flips_that_are_repaired_alike_are_compared_once(smallest, tmp_path):
 
 def test_a_repair_that_believes_rows_is_found(smallest, tmp_path, monkeypatch):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
-    monkeypatch.setattr(survey, "check_rows", lambda *_, **__: None)
+    monkeypatch.setattr(repair_module, "check_segment", lambda *_, **__: None)
     rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
-    flips.repair("shard-00000/00000002-partial.safetensors", rows.begin, tally)
+    flips.repair("segments/00000002-00000-partial.safetensors", rows.begin, tally)
     assert len(tally.faults) == 1
 
 
 def test_a_repair_that_goes_wrong_behind_equal_ones_is_found(smallest, tmp_path, monkeypatch):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
-    name = "dense/MANIFEST.json"
+    name = "MANIFEST.json"
     for position in (5, 6):
         flips.repair(name, position, tally)
     assert tally.faults == []

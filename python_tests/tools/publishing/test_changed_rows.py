@@ -1,7 +1,6 @@
 """Changed rows: a consumer that applies them holds what recovery restores."""
 
 import importlib
-import os
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
-from cpr_ext.storage import segment_history
-from cpr_ext.tools import maintenance
 from cpr_ext.tools.publishing import PositionError, RowBatch, changed_rows
 from python_tests import preloaded
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
@@ -18,7 +15,7 @@ from python_tests.tools.maintenance.stores import TABLES, recovered, trained_sto
 from python_tests.tools.publishing.consumers import Consumer
 
 SMALL = {"big": (300, 4), "small": (3, 2)}
-OPS = ["save", "save", "base", "compact", "crash", "back", "back_to_full", "change_priority"]
+OPS = ["save", "save", "base", "crash", "back", "back_to_full", "change_priority"]
 
 
 def consumer_of(trained):
@@ -44,16 +41,6 @@ def trained(tmp_path):
     found.die()
 
 
-def test_without_a_position_it_yields_every_row_once(trained, tmp_path):
-    seen = {table.name: [] for table in trained.checkpointer.tables}
-    for batch in changed_rows(trained.store.directory):
-        seen[batch.table].append(batch.row_ids)
-        assert list(batch.arrays) == ["weight"]
-    for name, row_ids in seen.items():
-        held = torch.cat(row_ids).sort().values
-        assert torch.equal(held, torch.arange(TABLES[name.removeprefix("tables.")][0]))
-
-
 def test_it_yields_only_rows_of_later_snapshots(trained):
     consumer = consumer_of(trained)
     consumer.follow(trained.store.directory)
@@ -75,48 +62,8 @@ def assert_as_recovered(consumer, trained):
     assert consumer.differences(rows) == []
 
 
-def test_a_position_survives_compaction(tmp_path):
-    trained = trained_store(tmp_path / "store", snapshots=3)
-    consumer = consumer_of(trained)
-    consumer.follow(tmp_path / "store")
-    trained.checkpointer.close()
-    assert maintenance.compact(tmp_path / "store").shards_compacted == 3
-    changes = changed_rows(tmp_path / "store", consumer.position)
-    assert changes.is_empty
-    assert changes.until == consumer.position
-
-
-def test_a_merge_with_newer_segments_is_yielded_whole(tmp_path):
-    trained = trained_store(tmp_path / "store", snapshots=2)
-    consumer = consumer_of(trained)
-    consumer.follow(tmp_path / "store")
-    trained.train(2)
-    save(trained)
-    trained.checkpointer.close()
-    maintenance.compact(tmp_path / "store")
-    changes = consumer.follow(tmp_path / "store", on_gap="raise")
-    assert changes.copied_shards or not changes.is_empty
-    _, rows, _ = recovered(tmp_path / "store")
-    assert consumer.differences(rows) == []
-
-
-def test_a_history_that_was_cut_short_asks_for_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_history, "MOST_CHAINS", 0)
-    retention = cpr_ext.Retention(full_recovery_points=0)
-    trained = trained_store(tmp_path / "store", snapshots=2, retention=retention)
-    early = changed_rows(tmp_path / "store").until
-    trained.train(2)
-    save(trained)
-    late = changed_rows(tmp_path / "store").until
-    trained.checkpointer.close()
-    maintenance.compact(tmp_path / "store")
-    assert changed_rows(tmp_path / "store", late).is_empty
-    with pytest.raises(PositionError, match="on_gap"):
-        changed_rows(tmp_path / "store", early)
-
-
 def files_of(trained):
-    return [[record.file for record in shard.segments] for shard in trained.store.shards]
+    return [[record.file for record in records] for records in trained.store.manifest.shards]
 
 
 def reopen(trained):
@@ -175,17 +122,6 @@ def test_windows_of_row_ids_change_nothing(trained, monkeypatch):
     windowed = consumer_of(trained)
     windowed.follow(trained.store.directory)
     assert_same(windowed.tables, whole.tables)
-
-
-def test_damaged_rows_raise(trained):
-    store = trained.store.directory
-    record = trained.store.shards[0].segments[0]
-    path = trained.store.shards[0].path_of(record)
-    with path.open("r+b") as file:
-        file.seek(record.header_bytes)
-        file.write(os.urandom(64))
-    with pytest.raises(cpr_ext.DamageError, match=record.file):
-        list(changed_rows(store))
 
 
 def test_a_position_of_another_store_is_refused(trained, tmp_path):
@@ -272,19 +208,15 @@ def _step(trained, op, directory, priority):
     elif op == "base":
         trained.train(1)
         save(trained, "base")
-    elif op == "compact":
-        trained.checkpointer.close()
-        maintenance.compact(directory)
-        return _reopen(directory, priority)
     elif op == "crash":
         trained.train(1)
         checkpointer.save()  # in flight as the process ends
         trained.die()
         return _reopen(directory, priority)
     elif op == "back":
-        checkpointer.recover(up_to_step=checkpointer.store.dense.segments[0].last_step)
+        checkpointer.recover(up_to_step=checkpointer.store.manifest.dense[0].last_step)
     elif op == "back_to_full":
-        if any(record.is_complete for record in checkpointer.store.dense.segments):
+        if any(record.is_complete for record in checkpointer.store.manifest.dense):
             checkpointer.recover(mode="full")
     else:
         trained.checkpointer.close()

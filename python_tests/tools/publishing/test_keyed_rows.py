@@ -253,7 +253,7 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
 
 def test_parquet_has_the_keys_too(tmp_path):
     pytest.importorskip("pyarrow")
-    job = KeyedJob(tmp_path / "store", precision=cpr_ext.Precision(partial="bfloat16"))
+    job = KeyedJob(tmp_path / "store", precision=cpr_ext.Precision(partial="float16"))
     job.train(20)
     job.end()
     publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")

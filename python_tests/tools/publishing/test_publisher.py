@@ -16,7 +16,7 @@ from cpr_ext.tools.publishing import PositionError, Subscriber, publish, publish
 from cpr_ext.tools.publishing.part_file import checksum_of
 from cpr_ext.tools.publishing.publication import FORMAT_NAME, INDEX_FILE
 from cpr_ext.tools.publishing.subscriber import put_rows
-from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
+from python_tests.helpers import Trained, assert_same, flip, same_bits
 from python_tests.tools.maintenance.stores import TABLES, recovered, trained_store
 
 
@@ -71,17 +71,6 @@ def test_a_subscriber_follows_training(trained, store, tmp_path, file_format):
     assert_serves_what_recovery_restores(tables, trained)
 
 
-def test_dense_tensors_come_with_each_state(trained, store, tmp_path):
-    publish(store, tmp_path / "p")
-    subscriber = Subscriber(tmp_path / "p", {})
-    subscriber.poll()
-    train_and_save(trained)
-    publish(store, tmp_path / "p")
-    model = SmallModel(TABLES, seed=5)
-    model.load_state_dict(subscriber.poll().dense, strict=False)
-    assert_same(dict(model.linear.state_dict()), dict(trained.model.linear.state_dict()))
-
-
 def test_a_publication_begins_at_a_position(trained, store, tmp_path, monkeypatch):
     from cpr_ext.cli.app import run
 
@@ -120,24 +109,6 @@ def test_a_new_subscriber_needs_no_past(trained, store, tmp_path):
     publish(store, tmp_path / "p", renew_after=100)
     tables = served()
     assert Subscriber(tmp_path / "p", tables).poll().number == 2
-    assert_serves_what_recovery_restores(tables, trained)
-
-
-def test_old_updates_go_once_all_rows_were_written_again(trained, store, tmp_path):
-    early, tables = served(), served()
-    late, steady = Subscriber(tmp_path / "p", early), Subscriber(tmp_path / "p", tables)
-    publish(store, tmp_path / "p")
-    late.poll()
-    steady.poll()
-    for _ in range(6):
-        train_and_save(trained)
-        publish(store, tmp_path / "p", renew_after=0.1)
-        assert not steady.poll().was_whole
-    index = read_publication(tmp_path / "p")
-    assert min(update.number for update in index.updates) > 1
-    assert len(list((tmp_path / "p").iterdir())) < 40
-    assert late.poll().was_whole
-    assert_same(early["tables.big"].weight.data, tables["tables.big"].weight.data)
     assert_serves_what_recovery_restores(tables, trained)
 
 
@@ -196,7 +167,7 @@ def test_a_damaged_index_is_refused(store, tmp_path):
     publish(store, tmp_path / "p")
     index = tmp_path / "p" / INDEX_FILE
     document = json.loads(index.read_text())
-    document["content"]["updates"][0]["files"][0]["file"] = "../store/STORE.json"
+    document["content"]["updates"][0]["files"][0]["file"] = "../store/MANIFEST.json"
     index.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     with pytest.raises(cpr_ext.DamageError):
         Subscriber(tmp_path / "p", {}).poll()
@@ -277,7 +248,7 @@ def test_a_publication_put_back_from_a_backup_is_noticed(trained, store, tmp_pat
 def _edit(path, change):
     content = json.loads((path / INDEX_FILE).read_bytes())["content"]
     change(content)
-    write_checksummed(path / INDEX_FILE, FORMAT_NAME, content)
+    write_checksummed(path / INDEX_FILE, FORMAT_NAME, json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -328,20 +299,3 @@ def test_a_file_without_rows_of_its_table_is_damage_and_changes_nothing(
     with pytest.raises(cpr_ext.DamageError, match=path.name):
         Subscriber(tmp_path / "p", {"tables.big": tables["tables.big"]}).poll()
     assert same_bits(tables["tables.big"].weight.detach(), before)
-
-
-def test_a_table_without_a_name_is_published(tmp_path):
-    weight = nn.Parameter(torch.randn(6, 2))
-    module = nn.Module()
-    module.weight = weight
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    with cpr_ext.Checkpointer(module, optimizer, tmp_path / "s", tables={"": weight}) as ckpt:
-        ckpt.recover()
-        (weight**2).sum().backward()
-        optimizer.step()
-        ckpt.step(1)
-        ckpt.save("base")
-    publish(tmp_path / "s", tmp_path / "p")
-    found = torch.zeros(6, 2)
-    Subscriber(tmp_path / "p", {"": found}).poll()
-    assert same_bits(found, weight.detach())

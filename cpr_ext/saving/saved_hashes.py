@@ -1,0 +1,472 @@
+"""Hashes of saved rows: rows that count as clean must still have theirs.
+
+PyTorch counts most writes, and hooks see optimizers. Nothing sees a write through ``.data``, by
+another library, or by an optimizer that moves rows without a gradient. So each captured row leaves
+a hash (two bytes), and rows that no tracker calls dirty must still have it. Keys of rows are left
+out: they may change at any time, and :class:`KeyWatch` compares them all.
+
+A pass compares all rows once. Those of tables on the host are compared in slices. Those of tables
+on a GPU are compared at once, in training's stream; what it found is read at a later step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.errors import CudaError, UsageError
+from cpr_ext.runtime.cuda import device_of
+from cpr_ext.saving.selection import RowIds, Selection
+from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.row_ranges import RowSpans
+from cpr_ext.tracking.trackers import Tracker, native_trackers
+
+# Training waits for these comparisons: some 128 rows of all tables, 4 to 16 of each.
+_ROWS_OF_A_CHECK = 128
+_ROWS_OF_A_TABLE = (4, 16)
+_CHECKED_OF_A_WINDOW = 4  # tables
+_ROWS_OF_A_DEVICE_TABLE = 4096
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that counts as clean but differs from its saved value."""
+
+    table: Table
+    row_id: int
+
+
+class UnknownRowsError(Exception):
+    """Rows cannot be compared with what was saved; says why."""
+
+
+class RowRecorder(NamedTuple):
+    """The native hashes in which captured rows are recorded.
+
+    Attributes:
+        hashes: of the first ``num_arrays`` arrays of a row, as it is captured.
+    """
+
+    hashes: Any
+    num_arrays: int
+
+
+class TableHashes:
+    """The hashes of one table in the host's memory.
+
+    Attributes:
+        position: the row at which the current pass resumes.
+    """
+
+    is_on_device = False
+
+    def __init__(self, table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> None:
+        self.table = table
+        self.position = 0
+        self._tracker = native_trackers(tracker)[0]
+        self._pool = pool
+        self._hashes = self._make()
+        #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
+        self._form: Any = ()
+        self._shift = 0
+
+    def _make(self) -> Any:
+        return native.HostRowHashes(name=self.table.name, num_rows=self.table.num_embeddings)
+
+    def make_memory(self) -> None:
+        """Make the memory of all hashes, before training."""
+        self._hashes.make_memory()
+
+    def arrays(self) -> list[torch.Tensor]:
+        """Return all of a row but its key; hashes of other arrays are forgotten."""
+        arrays = self.table.clean_arrays()
+        form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
+        if form != self._form:
+            if self._form:
+                self.forget()
+            self._form = form
+        return [array for name, array in arrays.items() if not is_key_array(name)]
+
+    def forget(self) -> None:
+        """Forget all hashes: rows may have any values."""
+        self._hashes.forget()
+
+    def recorder(self) -> RowRecorder:
+        """Return what records rows that are captured now."""
+        return RowRecorder(self._hashes, len(self.arrays()))
+
+    def record_range(self, begin: int, end: int) -> None:
+        """Record rows [begin, end) as they are, which is as they are saved."""
+        self._hashes.record_range(self.arrays(), begin, end, self._pool)
+
+    def compare(self, row_ids: RowIds) -> ChangedRow | None:
+        """Compare the clean ones of rows (n,) int64; return one that differs."""
+        return self._changed(self._hashes.compare(self.arrays(), self._tracker, row_ids)[0])
+
+    def compare_changing(self, row_ids: RowIds | torch.Tensor) -> ChangedRow | None:
+        """Do the same for rows that are about to change, some perhaps repeated."""
+        found = self._hashes.compare_changing(self.arrays(), self._tracker, row_ids)
+        return self._changed(found[0])
+
+    def compare_spread(self, num_rows: int) -> ChangedRow | None:
+        """Compare about so many rows, other ones each time; return one that differs."""
+        if not self._form:
+            return None  # nothing was saved yet
+        stride = max(1, self.table.num_embeddings // num_rows)
+        row_ids = np.arange(self._shift % stride, self.table.num_embeddings, stride)
+        self._shift += 1
+        return self.compare(row_ids)
+
+    def are_unchanged(self, ranges: RowSpans) -> bool:
+        """Return whether all clean rows of some ranges have their hash, which all have."""
+        for begin, end in ranges:
+            row_id, _, unknown = self._compare_now(self.arrays(), begin, end)
+            if row_id >= 0 or unknown:
+                return False
+        return True
+
+    def hold_all(self) -> bool:
+        """Return whether no row differs from what was saved, and none is dirty."""
+        rows = self.table.num_embeddings
+        return self._tracker.is_clean(0, rows) and self.are_unchanged([(0, rows)])
+
+    def _compare_now(self, arrays: list[torch.Tensor], begin: int, end: int) -> Any:
+        return self._hashes.compare_range(arrays, self._tracker, begin, end)
+
+    def restart(self) -> None:
+        """Begin a pass, at the first row."""
+        self.position = 0
+
+    def end(self) -> None:
+        """End a pass, and let go of what it holds."""
+        self.position = 0
+
+    def compare_next(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
+        """Compare the next rows of a pass; return what differs, and the rows' bytes.
+
+        Raises:
+            UnknownRowsError: the hash of a clean row is not known.
+        """
+        arrays = self.arrays()
+        row_bytes = sum(array[:1].nbytes for array in arrays)
+        begin = self.position
+        end = min(self.table.num_embeddings, begin + max(1, max_bytes // row_bytes))
+        changed = self._judged(*self._compare_now(arrays, begin, end))
+        self.position = end
+        return changed, (end - begin) * row_bytes
+
+    def _judged(self, row_id: int, _: int, num_unknown: int) -> ChangedRow | None:
+        if num_unknown and row_id < 0:
+            text = f"{num_unknown} rows of '{self.table.name}' were not saved as they are"
+            raise UnknownRowsError(text)
+        return self._changed(row_id)
+
+    def _changed(self, row_id: int) -> ChangedRow | None:
+        return None if row_id < 0 else ChangedRow(self.table, row_id)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the pass has compared all rows."""
+        return self.position == self.table.num_embeddings
+
+
+class _DeviceHashes(TableHashes):
+    """The hashes of a table on a GPU, in its memory."""
+
+    is_on_device = True
+
+    def __init__(
+        self, table: Table, tracker: Tracker, pool: native.ThreadPool | None, device: int
+    ) -> None:
+        self._device = device
+        self._pass: Any = None
+        self._spread: deque[Any] = deque()
+        super().__init__(table, tracker, pool)
+
+    def _make(self) -> Any:
+        return native.DeviceRowHashes(
+            name=self.table.name, num_rows=self.table.num_embeddings, device=self._device
+        )
+
+    def forget(self) -> None:
+        self.end()
+        super().forget()
+
+    def restart(self) -> None:
+        """Begin a pass, all of it, in training's stream."""
+        self.position = 0
+        self._pass = self._begin(0)
+
+    def end(self) -> None:
+        """End a pass: nothing of it is freed later, when a graph may be captured."""
+        super().end()
+        self._pass = None
+        self._spread.clear()
+
+    def compare_spread(self, num_rows: int) -> ChangedRow | None:
+        """Begin to compare some rows; return one that differs of comparisons begun before."""
+        if self._form:
+            stride = max(1, self.table.num_embeddings // _ROWS_OF_A_DEVICE_TABLE)
+            self._spread.append(self._begin(self._shift % stride, stride))
+            self._shift += 1
+        found = None
+        while self._spread and self._spread[0].is_ready():
+            changed = self._changed(self._spread.popleft().read()[0])
+            found = found or changed
+        return found
+
+    def _begin(self, begin: int, stride: int = 1) -> Any:
+        rows = self.table.num_embeddings
+        return self._hashes.begin_compare(self.arrays(), self._tracker, begin, rows, stride)
+
+    def _compare_now(self, arrays: list[torch.Tensor], begin: int, end: int) -> Any:
+        return self._hashes.begin_compare(arrays, self._tracker, begin, end).read()
+
+    def compare_next(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
+        """Read what the pass has found if it has ended; ``max_bytes`` of 2^62: wait for it."""
+        if self._pass is None:
+            raise UnknownRowsError(f"the optimizer has made new state of '{self.table.name}'")
+        if max_bytes >= ALL_BYTES or self._pass.is_ready():
+            found, self._pass = self._pass.read(), None
+            self.position = self.table.num_embeddings
+            return self._judged(*found), 0
+        return None, 0
+
+
+#: Of :meth:`SavedHashes.advance`: the whole rest of a pass.
+ALL_BYTES = 1 << 62
+
+
+class SavedHashes:
+    """The hashes of all tables, and the passes over them.
+
+    One thread at a time uses it: the one that captures, or the training thread.
+
+    Args:
+        trackers: by table name.
+
+    Attributes:
+        is_overwritten: clean rows that the pass has not compared yet have other hashes now.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        trackers: Mapping[str, Tracker],
+        pool: native.ThreadPool | None,
+    ) -> None:
+        self._tables = {
+            table.name: _hashes_of(table, trackers[table.name], pool) for table in tables
+        }
+        fewest, most = _ROWS_OF_A_TABLE
+        self._rows_of_a_table = min(max(fewest, _ROWS_OF_A_CHECK // max(1, len(tables))), most)
+        self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
+        self._left: deque[TableHashes] = deque()
+        self.bytes_compared = 0  # by all passes, of tables on the host
+        self.is_overwritten = False
+
+    def make_memory(self) -> None:
+        """Make the memory of all hashes, before training."""
+        for each in self._tables.values():
+            each.make_memory()
+
+    def forget(self) -> None:
+        """Forget all hashes: which rows equal their saved state is known from elsewhere."""
+        for each in self._tables.values():
+            each.forget()
+        self.begin_snapshot()
+
+    def note_whole(self, table: Table) -> None:
+        """Note that all rows of a table are recorded from now on, clean ones, too."""
+        hashes = self._tables[table.name]
+        if not hashes.is_on_device and hashes in self._left:
+            self.is_overwritten = True
+
+    def forget_table(self, table: Table) -> None:
+        """Forget the hashes of one table."""
+        self._tables[table.name].forget()
+
+    def record_restored(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
+        """Record rows that were just restored as they are.
+
+        Args:
+            spans_of: returns which rows of a table these are, ranges [begin, end); None: all.
+        """
+        for each in self._tables.values():
+            spans = [(0, each.table.num_embeddings)] if spans_of is None else spans_of(each.table)
+            try:
+                for begin, end in spans:
+                    if begin < end:
+                        each.record_range(begin, end)
+            except (UsageError, CudaError):  # they cannot be compared later, either
+                each.forget()
+        self.begin_snapshot()
+
+    def are_unchanged(self, table: Table, ranges: RowSpans) -> bool:
+        """Return whether all rows of some ranges that count as clean have their saved hash."""
+        try:
+            return self._tables[table.name].are_unchanged(ranges)
+        except (UsageError, CudaError):
+            return False
+
+    def unsaved_table(self) -> str | None:
+        """Return the name of a table with a row that differs from what was saved; None: none."""
+        for name, each in self._tables.items():
+            try:
+                if not each.hold_all():
+                    return name
+            except (UsageError, CudaError):
+                return name
+        return None
+
+    def recorder_of(self, table: Table) -> RowRecorder:
+        """Return what is to record rows of a table when they are captured."""
+        return self._tables[table.name].recorder()
+
+    def note_captured(self, selection: Selection, first: int, count: int) -> None:
+        """Note that rows [first, first + count) of a selection, by position, are captured."""
+        if self._window and self._window[-1][0] is selection and self._window[-1][2] == first:
+            first = self._window.pop()[1]
+        self._window.append((selection, first, first + count))
+
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot: rows of the last one that were not captured never will be."""
+        self._window.clear()
+
+    def open_window(self) -> None:
+        """Begin a window in which rows are captured while training only reads them."""
+        self._window.clear()
+
+    def check_window(self) -> ChangedRow | None:
+        """Return a row that changed since it was captured in this window, if one of some did."""
+        window, self._window = self._window, []
+        for selection, first, end in window[:: 1 + len(window) // _CHECKED_OF_A_WINDOW]:
+            hashes = self._tables[selection.table.name]
+            if hashes.is_on_device:
+                continue
+            row_ids = _spread(selection, first, end - first, self._rows_of_a_table)
+            # What cannot be compared cannot be saved any more, as its snapshot will say.
+            for changed in _found(hashes, methodcaller("compare", row_ids)):
+                return changed
+        return None
+
+    def check_some(self) -> list[ChangedRow]:
+        """Compare some rows of every table, other ones each time; return those that differ.
+
+        Tables whose optimizer moves rows without a gradient are left out.
+        """
+        return [
+            changed
+            for each in self._tables.values()
+            if each.table.updates_only_looked_up_rows()
+            for changed in _found(each, lambda h: h.compare_spread(self._rows_of_a_table))
+        ]
+
+    def check_changing(self, table: Table, row_ids: torch.Tensor) -> list[ChangedRow]:
+        """Compare rows (n,) of a table on the host that are about to change, some repeated."""
+        hashes = self._tables[table.name]
+        if hashes.is_on_device:
+            return []
+        ids = row_ids.reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
+        return list(_found(hashes, lambda h: h.compare_changing(ids)))
+
+    def begin_pass(self, tables: Collection[str]) -> None:
+        """Begin a pass over tables of these names.
+
+        Raises:
+            UnknownRowsError: a table cannot be compared.
+        """
+        self.is_overwritten = False
+        # Small ones first: each snapshot holds them whole, and records all their rows.
+        self._left = deque(sorted(map(self._tables.__getitem__, tables), key=_num_rows))
+        with _as_unknown():
+            for each in self._left:
+                each.restart()
+
+    def end_pass(self) -> None:
+        """End a pass, whether it has compared all rows or not."""
+        self._left.clear()
+        self.is_overwritten = False
+        for each in self._tables.values():
+            each.end()
+
+    def advance(self, max_bytes: int) -> tuple[list[ChangedRow], bool]:
+        """Compare the next rows of a pass, of about so many bytes.
+
+        Returns:
+            One row of each table that differs, after which no more of that table is compared; and
+            whether the pass has ended.
+
+        Raises:
+            UnknownRowsError: a table cannot be compared, or its clean rows have no hash.
+        """
+        if self.is_overwritten:
+            raise UnknownRowsError("a later snapshot holds all rows before they were compared")
+        found, waiting = [], []
+        with _as_unknown():
+            while self._left and max_bytes > 0:
+                hashes = self._left[0]
+                changed, num_bytes = hashes.compare_next(max_bytes)
+                self.bytes_compared += num_bytes
+                if max_bytes < ALL_BYTES:
+                    max_bytes -= num_bytes
+                if changed is not None:
+                    found.append(changed)
+                if changed is not None or hashes.has_ended:
+                    self._left.popleft()
+                elif hashes.is_on_device:
+                    waiting.append(self._left.popleft())
+        self._left.extend(waiting)
+        return found, not self._left
+
+
+def _num_rows(hashes: TableHashes) -> int:
+    return hashes.table.num_embeddings
+
+
+@contextmanager
+def _as_unknown() -> Iterator[None]:
+    """Raise UnknownRowsError for what cannot be compared."""
+    try:
+        yield
+    except (UsageError, CudaError) as error:
+        raise UnknownRowsError(str(error)) from error
+
+
+def _found(
+    hashes: TableHashes, compare: Callable[[TableHashes], ChangedRow | None]
+) -> Iterator[ChangedRow]:
+    """Yield what a comparison finds; nothing if the table cannot be compared."""
+    try:
+        changed = compare(hashes)
+    except (UsageError, CudaError):
+        return
+    if changed is not None:
+        yield changed
+
+
+def _hashes_of(table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> TableHashes:
+    """Return the hashes of a table, in the memory that has the table."""
+    device = device_of(table.weight)
+    if device is None:
+        return TableHashes(table, tracker, pool)
+    return _DeviceHashes(table, tracker, pool, device)
+
+
+def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowIds:
+    """Return ids of some of the rows [first, first + count) of a selection, spread over them."""
+    num_rows = min(num_rows, count)
+    positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
+    positions[-1] = first + count - 1
+    return (
+        positions + selection.begin if selection.row_ids is None else selection.row_ids[positions]
+    )
