@@ -54,7 +54,7 @@ test: lint
 ENGINE := state tracking storage recovery saving checkpointer schedules metrics runtime csrc
 test-engine: build
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ENGINE:%=python_tests/%) \
-	  python_tests/test_architecture.py --ignore python_tests/storage/remote $(PYTEST)
+	  python_tests/test_architecture.py $(PYTEST)
 
 # Compiles the tests as pytest runs them: 20 seconds, else in each of its processes.
 collect: build
@@ -71,7 +71,7 @@ test-hosts: build
 
 # Real libraries with a fit() of their own, in a folder of their own: they want an older NumPy.
 test-recipes: build $(VENV)/recipes/installed
-	PYTHONPATH=$(CURDIR)/$(VENV)/recipes CPR_EXT_RECIPES=required $(BIN)/python -m pytest -m long python_tests/integrations/test_fit_libraries.py
+	PYTHONPATH=$(CURDIR)/$(VENV)/recipes CPR_EXT_RECIPES=required $(BIN)/python -m pytest -m long python_tests/wings/callbacks/test_fit_libraries.py
 
 $(VENV)/recipes/installed: tools/recipes.txt | $(VENV)/built
 	rm -rf $(VENV)/recipes
@@ -111,7 +111,7 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults.remote_test --store file --sample 50
 	$(BIN)/python -m python_tests.faults.remote_test --store s3 --sample 50
 	$(BIN)/python -m pytest -m long --timeout 1500 python_tests/test_process_death.py
-	$(BIN)/python -m pytest -m long --timeout 600 python_tests/storage/remote
+	$(BIN)/python -m pytest -m long --timeout 600 python_tests/wings/remote
 
 # Needs root, loop devices and ext4; says why it is skipped where there are none.
 power-cut-test: build

@@ -11,7 +11,7 @@ import torch
 from paired import Comparison, Contender, Settings
 
 from cpr_ext._native import native
-from cpr_ext.lab.dlrm.presets import CRITEO_KAGGLE_NUM_EMBEDDINGS
+from cpr_ext.wings.lab.dlrm.presets import CRITEO_KAGGLE_NUM_EMBEDDINGS
 
 NUM_BATCHES = 16  # in turn, so that nobody finds the same rows in cache each time
 SKEWS = ("uniform", "zipf")

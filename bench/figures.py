@@ -20,7 +20,7 @@ from typing import Any
 
 from results import FOLDER
 
-from cpr_ext.lab.emulation.machine import code_digests
+from cpr_ext.wings.lab.emulation.machine import code_digests
 
 ROOT = Path(__file__).resolve().parents[1]
 SAVING = ("csrc", "checkpointer", "saving", "state", "storage", "tracking")

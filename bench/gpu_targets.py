@@ -22,8 +22,8 @@ from gpu_table import HEAD, Sizes, Target
 from results import Row, parser_of, write
 
 from cpr_ext._native import native
-from cpr_ext.lab.emulation.machine import describe_machine
 from cpr_ext.runtime.cuda import use_training_streams
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 Stage = Callable[[Sizes], Iterator[Target]]
 #: By name: how it is measured, what it is said to take, in seconds.

@@ -31,9 +31,9 @@ from paired import paired_ratio, spread
 from parity_worker import build_model, sizes_of
 from results import keep
 
-from cpr_ext.lab.dlrm.presets import find_preset
-from cpr_ext.lab.dlrm.synthetic import Synthetic
-from cpr_ext.policy.parity_costs import extra_memory_share, step_bytes
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
+from cpr_ext.wings.policy.parity_costs import extra_memory_share, step_bytes
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("none", "parity", "simple")
@@ -57,7 +57,14 @@ class TrainingJob:
         self._allowed = 0
         self._allow(0)
         program = [str(HERE / "parity_worker.py"), json.dumps({**settings, "way": way})]
-        command = [sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", str(self._workers)]
+        command = [
+            sys.executable,
+            "-m",
+            "cpr_ext.wings.cli",
+            "launch",
+            "--nproc",
+            str(self._workers),
+        ]
         command += ["--spares", "0", "--max-restarts", "0", *program, str(self._folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._log = (self._folder / "log").open("wb")

@@ -16,12 +16,17 @@ from typing import Any
 
 from results import keep
 
-from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
-from cpr_ext.policy.parity_costs import extra_memory_share, link_bytes, rebuild_hours, wire_share
-from cpr_ext.policy.parity_expectation import unprotected_hours
-from cpr_ext.policy.parity_simulation import simulate_parity
-from cpr_ext.policy.parity_strategy import MONTH_HOURS
-from cpr_ext.policy.second_loss import chance_of_fallback
+from cpr_ext.wings.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
+from cpr_ext.wings.policy.parity_costs import (
+    extra_memory_share,
+    link_bytes,
+    rebuild_hours,
+    wire_share,
+)
+from cpr_ext.wings.policy.parity_expectation import unprotected_hours
+from cpr_ext.wings.policy.parity_simulation import simulate_parity
+from cpr_ext.wings.policy.parity_strategy import MONTH_HOURS
+from cpr_ext.wings.policy.second_loss import chance_of_fallback
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "parity_reliability.png"
 NAME = "parity_reliability"

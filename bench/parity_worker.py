@@ -20,12 +20,12 @@ from torch.nn import functional
 
 import cpr_ext
 from cpr_ext.distributed import Job, Parity, Worker
-from cpr_ext.lab.dlrm import row_sharded
-from cpr_ext.lab.dlrm.batch import Batch
-from cpr_ext.lab.dlrm.hyperparameters import Hyperparameters
-from cpr_ext.lab.dlrm.model import DLRM
-from cpr_ext.lab.dlrm.optimizers import build_optimizers
-from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm import row_sharded
+from cpr_ext.wings.lab.dlrm.batch import Batch
+from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.wings.lab.dlrm.model import DLRM
+from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.wings.lab.dlrm.presets import find_preset
 
 _POLL_SECONDS = 0.002
 

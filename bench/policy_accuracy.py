@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.lab.emulation.machine import describe_machine
-from cpr_ext.policy import (
+from cpr_ext.wings.lab.emulation.machine import describe_machine
+from cpr_ext.wings.policy import (
     ExponentialFailures,
     JobCosts,
     JobSize,
@@ -25,10 +25,10 @@ from cpr_ext.policy import (
     partial_recovery,
     young_interval_hours,
 )
-from cpr_ext.policy.expectation import expected_full_recovery, expected_partial_recovery
-from cpr_ext.policy.planner import Planner
-from cpr_ext.policy.presets import PRESETS
-from cpr_ext.policy.simulation import simulate_full_recovery, simulate_partial_recovery
+from cpr_ext.wings.policy.expectation import expected_full_recovery, expected_partial_recovery
+from cpr_ext.wings.policy.planner import Planner
+from cpr_ext.wings.policy.presets import PRESETS
+from cpr_ext.wings.policy.simulation import simulate_full_recovery, simulate_partial_recovery
 
 RESULTS = Path(__file__).resolve().parent / "results" / "policy_accuracy.json"
 COSTS = JobCosts(save_hours=0.09, load_hours=0.05, load_shard_hours=0.05, reschedule_hours=0.07)

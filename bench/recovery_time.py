@@ -33,7 +33,7 @@ from typing import Any
 from results import keep
 
 from cpr_ext.distributed.launcher import Launcher
-from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "recovery_time.json"

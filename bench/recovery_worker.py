@@ -22,12 +22,12 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from cpr_ext.lab.dlrm import row_sharded  # noqa: E402
-from cpr_ext.lab.dlrm.batch import Batch  # noqa: E402
-from cpr_ext.lab.dlrm.hyperparameters import Hyperparameters  # noqa: E402
-from cpr_ext.lab.dlrm.model import DLRM  # noqa: E402
-from cpr_ext.lab.dlrm.optimizers import build_optimizers  # noqa: E402
 from cpr_ext.state.table import find_tables  # noqa: E402
+from cpr_ext.wings.lab.dlrm import row_sharded  # noqa: E402
+from cpr_ext.wings.lab.dlrm.batch import Batch  # noqa: E402
+from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters  # noqa: E402
+from cpr_ext.wings.lab.dlrm.model import DLRM  # noqa: E402
+from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers  # noqa: E402
 
 NUM_TABLES, DIM, NUM_DENSE, NUM_BATCHES = 4, 16, 13, 16
 

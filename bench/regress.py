@@ -28,7 +28,7 @@ from pathlib import Path
 
 from paired import median_interval
 
-from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

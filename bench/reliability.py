@@ -36,7 +36,7 @@ import torch
 from savers import Saver, State, fill, make_state
 from tqdm import tqdm
 
-from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "reliability.json"

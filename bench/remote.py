@@ -34,14 +34,14 @@ from torch import nn
 from training import PeakMemory, in_own_process
 
 import cpr_ext
-from cpr_ext.storage.remote import RemoteOptions, fetch_store, open_objects
-from cpr_ext.storage.remote.objects import PART_BYTES
-from cpr_ext.storage.remote.range_reading import PARALLEL, RANGE_BYTES
-from cpr_ext.storage.remote.remote_state import objects_of
-from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.publishing import changed_rows
+from cpr_ext.wings.publishing import changed_rows
+from cpr_ext.wings.remote import RemoteOptions, fetch_store, open_objects
+from cpr_ext.wings.remote.objects import PART_BYTES
+from cpr_ext.wings.remote.range_reading import PARALLEL, RANGE_BYTES
+from cpr_ext.wings.remote.remote_state import objects_of
+from cpr_ext.wings.remote.remote_writer import RemoteWriter
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("upload", "recovery", "recovery_by_network", "changed_rows", "training")

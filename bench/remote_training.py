@@ -18,7 +18,7 @@ import torch
 from paired import median_interval
 from training import Protected, Run
 
-from cpr_ext.storage.remote import RemoteOptions
+from cpr_ext.wings.remote import RemoteOptions
 
 BYTES_PER_SECOND = 10e6
 TARGET = 0.99  # of the speed without a copy

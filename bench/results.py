@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 FOLDER = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]

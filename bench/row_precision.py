@@ -23,8 +23,8 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext._native import native
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.precision import PRECISIONS, stored_row_bytes
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 
 SHARE = 8  # one of so many rows is saved
 STATE_BYTES, ID_BYTES = 4, 8

@@ -17,7 +17,7 @@ from pathlib import Path
 import paired
 from results import Results, Row, keep, parser_of, standing
 
-from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 

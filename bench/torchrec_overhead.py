@@ -238,7 +238,7 @@ def main() -> None:
             f"{row['rounds']:>8}"
         )
     if not options.tiny:
-        from cpr_ext.lab.emulation.machine import describe_machine
+        from cpr_ext.wings.lab.emulation.machine import describe_machine
 
         result = {"machine": describe_machine(), "settings": settings, "rows": rows}
         results.write_text(json.dumps(result | {"rounds": rounds}, indent=1) + "\n")

@@ -19,13 +19,13 @@ import torch
 from torch.nn import functional
 
 import cpr_ext
-from cpr_ext.lab.dlrm.batch import Batch
-from cpr_ext.lab.dlrm.model import DLRM
-from cpr_ext.lab.dlrm.optimizers import build_optimizers
-from cpr_ext.lab.dlrm.presets import find_preset
-from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.schedules.intervals import Progress, Schedule
 from cpr_ext.state.table import find_tables
+from cpr_ext.wings.lab.dlrm.batch import Batch
+from cpr_ext.wings.lab.dlrm.model import DLRM
+from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 
 NUM_SAMPLES = 64 * 2048  # made before the clock starts, used in turns
 WARM_STEPS = 4

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
         UntrackedChangeWarning,
         UsageError,
     )
-    from cpr_ext.policy.target_pls import TargetPLS
-    from cpr_ext.proving.prove import prove
     from cpr_ext.recovery.report import RecoveryReport
     from cpr_ext.saving.priorities import (
         AllRows,
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from cpr_ext.state.slot_keys import SlotKeys
     from cpr_ext.state.table import Table
     from cpr_ext.storage.retention import Retention
+    from cpr_ext.wings.policy.target_pls import TargetPLS
+    from cpr_ext.wings.proving.prove import prove
 
 __all__ = [
     "AllRows",
@@ -111,21 +111,21 @@ _MODULES = {
     "StoreError": "errors",
     "SubSampledUsed": "saving.priorities",
     "Table": "state.table",
-    "TargetPLS": "policy.target_pls",
+    "TargetPLS": "wings.policy.target_pls",
     "UntrackedChangeWarning": "errors",
     "UsageError": "errors",
     "load_into": "checkpointer.recovery_calls",
-    "prove": "proving.prove",
+    "prove": "wings.proving.prove",
 }
 # What is often looked for here.
 _ELSEWHERE = {
-    "CprCallback": "integrations.lightning",
-    "CprTrainerCallback": "integrations.transformers",
+    "CprCallback": "wings.callbacks.lightning",
+    "CprTrainerCallback": "wings.callbacks.transformers",
     "Parity": "distributed",
     "RemoteOptions": "storage.remote",
-    "Subscriber": "tools.publishing",
+    "Subscriber": "wings.publishing",
     "Worker": "distributed",
-    "export_metrics": "integrations.opentelemetry",
+    "export_metrics": "wings.callbacks.opentelemetry",
     "make_checkpointer": "integrations.torchrec",
     "recover_together": "distributed",
 }

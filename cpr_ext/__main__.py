@@ -1,5 +1,5 @@
 """``python -m cpr_ext`` is ``cpr``."""
 
-from cpr_ext.cli import main
+from cpr_ext.wings.cli import main
 
 main()

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cpr_ext.cli.output import size
-from cpr_ext.lab.report.run_picture import draw_runs
+from cpr_ext.wings.cli.output import size
+from cpr_ext.wings.lab.report.run_picture import draw_runs
 
 OUT = Path("demo_out")
 # Half of the eight shards fail near the end of the 1,563 steps, and two of them once before.
@@ -35,7 +35,7 @@ def main() -> None:
         print(f"\n[{number}/{len(RUNS)}] {label}\n$ {shlex.join(command)} > {file}", flush=True)
         with file.open("w") as output:
             subprocess.run(
-                [sys.executable, "-m", "cpr_ext.cli", *command[1:]], check=True, stdout=output
+                [sys.executable, "-m", "cpr_ext.wings.cli", *command[1:]], check=True, stdout=output
             )
         results[label] = json.loads(file.read_text())
     print_comparison(results)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.integrations.lightning import CprCallback
+from cpr_ext.wings.callbacks.lightning import CprCallback
 
 
 class Model(pl.LightningModule):

@@ -13,7 +13,7 @@ import time
 
 from torch import nn
 
-from cpr_ext.tools.publishing import KeyedRows, Subscriber, read_publication
+from cpr_ext.wings.publishing import KeyedRows, Subscriber, read_publication
 
 
 def main(arguments=None):

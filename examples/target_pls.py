@@ -5,7 +5,7 @@ import logging
 import torch
 
 import cpr_ext
-from cpr_ext.policy import fit_failures, read_failure_log
+from cpr_ext.wings.policy import fit_failures, read_failure_log
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import cpr_ext
-from cpr_ext.integrations.transformers import CprTrainerCallback
+from cpr_ext.wings.callbacks.transformers import CprTrainerCallback
 
 
 class Model(nn.Module):

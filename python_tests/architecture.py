@@ -1,6 +1,7 @@
 """The arrows that are allowed between rooms, and a reader of those that exist.
 
-A room of ``cpr_ext/`` is a folder, or a module beside the folders; a room of ``csrc/`` is a folder.
+A room of ``cpr_ext/`` is a folder, in ``wings/`` each folder there, or a module beside the folders;
+a room of ``csrc/`` is a folder.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
-    {"errors", "_native"},
+    {"errors", "_native", "wings"},
     {"runtime"},
     {"state", "schedules"},
-    {"tracking", "storage", "policy"},
-    {"recovery", "metrics", "cli"},
+    {"tracking", "storage", "wings/policy"},
+    {"recovery", "metrics", "wings/cli", "wings/remote"},
     {"saving"},
     {"checkpointer"},
-    {"proving", "distributed"},
+    {"wings/proving", "distributed", "wings/publishing"},
     {"__init__"},
-    {"integrations", "tools"},
-    {"lab"},
+    {"integrations", "wings/callbacks", "wings/tools"},
+    {"wings/lab"},
 ]
 # Pure folders, which may import less, and the modules there that are not.
-PURE: dict[str, set[str]] = {"policy": {"errors"}, "lab/dlrm": {"errors"}}
+PURE: dict[str, set[str]] = {"wings/policy": {"errors"}, "wings/lab/dlrm": {"errors"}}
 # Train and fail the reference model; a schedule that plans.
-IMPURE = ("lab/dlrm/trainer", "lab/dlrm/failures", "policy/target_pls")
+IMPURE = ("wings/lab/dlrm/trainer", "wings/lab/dlrm/failures", "wings/policy/target_pls")
 # What the engine works without, and does not import.
-WINGS = ("storage/remote", "policy", "proving", "integrations", "tools", "lab", "cli")
+WINGS = ("wings", "integrations")
 ENGINE = {
     *("errors", "_native", "runtime", "state", "schedules", "tracking", "storage", "recovery"),
     *("metrics", "saving", "checkpointer"),
@@ -131,10 +132,11 @@ def python_rooms() -> set[str]:
 
 
 def room_of(path: str) -> str:
-    """The room that cpr_ext/`path` is in."""
+    """The room that cpr_ext/`path` is in; in ``wings/`` each folder is one."""
     if path == "__main__.py":
-        return "cli"  # it is its door
-    return Path(path).with_suffix("").parts[0]
+        return "wings/cli"  # it is its door
+    parts = Path(path).with_suffix("").parts
+    return "/".join(parts[:2]) if parts[0] == "wings" and "__init__" not in parts else parts[0]
 
 
 def pure_folder_of(path: str) -> str | None:
@@ -177,7 +179,7 @@ def imported_paths(path: str, text: str) -> Iterator[str]:
             if base[:1] != ["cpr_ext"]:
                 continue
             for alias in node.names:
-                if len(base) > 1:  # `from cpr_ext.lab.dlrm import trainer` names a module
+                if len(base) > 1:  # `from cpr_ext.wings.lab.dlrm import trainer` names a module
                     yield "/".join([*base[1:], alias.name])
                 else:  # from cpr_ext import x: a room, or a public name
                     yield alias.name if alias.name in {*python_rooms(), COMPILED} else ""

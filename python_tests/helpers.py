@@ -22,8 +22,8 @@ from safetensors import safe_open
 from torch import nn
 
 import cpr_ext
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.saving.background_capture import CaptureThread
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests import preloaded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

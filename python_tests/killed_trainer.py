@@ -20,11 +20,11 @@ import torch
 import torch._dynamo
 
 import cpr_ext
-from cpr_ext.lab.dlrm.presets import find_preset
-from cpr_ext.lab.dlrm.synthetic import Synthetic
-from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
+from cpr_ext.wings.lab.dlrm.trainer import Trainer, TrainOptions
 
 NUM_SHARDS = 3
 BATCH_SIZE = 32

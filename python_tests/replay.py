@@ -39,7 +39,7 @@ RANDOM: dict[str, Callable[[str], list[str]]] = {
         *("-m", f"{PACKAGE}.histories", "--histories", "100", "--seed", seed)
     ],
     "hosts": lambda seed: ["-m", "python_tests.distributed.hosts", "240", seed],
-    "commands": lambda seed: ["-m", "python_tests.cli.fuzz", "500", seed],
+    "commands": lambda seed: ["-m", "python_tests.wings.cli.fuzz", "500", seed],
     "stores": lambda seed: ["-m", f"{PACKAGE}.hostile_commands", "500", seed],
     "properties": lambda seed: [
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"),

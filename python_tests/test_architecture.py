@@ -83,13 +83,10 @@ assert cpr_ext.__file__.startswith(__import__("os").getcwd())
 
 
 def test_the_engine_works_without_the_folders_of_the_wings(tmp_path):
-    (tmp_path / "cpr_ext/storage").mkdir(parents=True)
-    for folder in ("", "storage"):
-        for path in (ROOT / "cpr_ext" / folder).iterdir():
-            name = str(path.relative_to(ROOT / "cpr_ext"))
-            if not architecture.is_of_a_wing(name) and name != "storage":
-                (tmp_path / "cpr_ext" / name).symlink_to(path)
-    assert not list(tmp_path.glob("cpr_ext/storage/remote"))
+    (tmp_path / "cpr_ext").mkdir()
+    for path in (ROOT / "cpr_ext").iterdir():
+        if not architecture.is_of_a_wing(path.name):
+            (tmp_path / "cpr_ext" / path.name).symlink_to(path)
     run([sys.executable, "-c", RESUMED], cwd=tmp_path, check=True, env=without_a_path())
 
 
@@ -230,13 +227,17 @@ def test_an_allowed_include_is_not_caught(path, line):
         ("state/table.py", "import cpr_ext", "state may import"),
         ("state/table.py", "from ..storage import store", "state may import"),
         ("storage/store.py", "def f():\n    from cpr_ext.checkpointer import x", "storage may"),
-        ("policy/plan.py", "from cpr_ext.schedules import x", "policy may import errors"),
-        ("lab/dlrm/model.py", "from cpr_ext.state.table import x", "lab may import errors"),
-        ("lab/dlrm/model.py", "from cpr_ext.lab.dlrm import trainer", "lab may import errors"),
+        ("wings/policy/plan.py", "from cpr_ext.schedules import x", "policy may import errors"),
+        ("wings/lab/dlrm/model.py", "from cpr_ext.state.table import x", "lab may import errors"),
+        (
+            "wings/lab/dlrm/model.py",
+            "from cpr_ext.wings.lab.dlrm import trainer",
+            "lab may import errors",
+        ),
         ("schedules/intervals.py", "from cpr_ext.metrics import x", "schedules may import"),
-        ("tools/a.py", "from cpr_ext.lab.report import x", "tools may import"),
-        ("storage/store.py", "from cpr_ext.storage.remote.head import x", "imports no wing"),
-        ("storage/store.py", "from cpr_ext.storage import remote", "imports no wing"),
+        ("wings/tools/a.py", "from cpr_ext.wings.lab.report import x", "tools may import"),
+        ("storage/store.py", "from cpr_ext.wings.remote.head import x", "imports no wing"),
+        ("storage/store.py", "from cpr_ext.wings import remote", "imports no wing"),
         ("state/table.py", "from cpr_ext import _C", "state may import"),
         ("state/table.py", "import cpr_ext._C", "state may import"),
         ("brand_new.py", "", "add it to PYTHON_ROOMS"),
@@ -256,15 +257,18 @@ def test_a_forbidden_import_is_caught(path, line, why):
             "saving/snapshot.py",
             "from cpr_ext.errors import x\nfrom .selection import y\nimport torch",
         ),
-        ("policy/plan.py", "from cpr_ext.policy.pls import x\nfrom .pls import y"),
-        ("lab/dlrm/model.py", "from cpr_ext.lab.dlrm.batch import x\nfrom cpr_ext.errors import y"),
+        ("wings/policy/plan.py", "from cpr_ext.wings.policy.pls import x\nfrom .pls import y"),
         (
-            "lab/dlrm/trainer_loop.py",
-            "from cpr_ext import Checkpointer\nfrom cpr_ext.lab.dlrm import x",
+            "wings/lab/dlrm/model.py",
+            "from cpr_ext.wings.lab.dlrm.batch import x\nfrom cpr_ext.errors import y",
+        ),
+        (
+            "wings/lab/dlrm/trainer_loop.py",
+            "from cpr_ext import Checkpointer\nfrom cpr_ext.wings.lab.dlrm import x",
         ),
         ("__init__.py", "from cpr_ext.checkpointer import Checkpointer"),
-        ("lab/report/a.py", "from cpr_ext.lab.dlrm.trainer import x"),
-        ("policy/target_pls.py", "from cpr_ext.schedules import x"),
+        ("wings/lab/report/a.py", "from cpr_ext.wings.lab.dlrm.trainer import x"),
+        ("wings/policy/target_pls.py", "from cpr_ext.schedules import x"),
     ],
 )
 def test_an_allowed_import_is_not_caught(path, line):
@@ -299,7 +303,18 @@ def test_what_a_script_imports_of_the_package_is_there():
 
 def test_a_name_that_is_not_there_is_found():
     package = ROOT / "cpr_ext"
-    for there in ("state", "state/table", "state/table/Table", "cli/output/size", "Checkpointer"):
+    for there in (
+        "state",
+        "state/table",
+        "state/table/Table",
+        "wings/cli/output/size",
+        "Checkpointer",
+    ):
         assert architecture.is_there(package, there)
-    for missing in ("states", "state/tables", "state/table/Tables", "cli/output/format_bytes"):
+    for missing in (
+        "states",
+        "state/tables",
+        "state/table/Tables",
+        "wings/cli/output/format_bytes",
+    ):
         assert not architecture.is_there(package, missing)

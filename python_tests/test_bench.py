@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.lab.emulation.machine import code_digests, describe_machine
+from cpr_ext.wings.lab.emulation.machine import code_digests, describe_machine
 from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]

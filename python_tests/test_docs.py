@@ -48,7 +48,7 @@ def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: 
 
 def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     name, *arguments = shlex.split(command)
-    python = {"cpr": ["-m", "cpr_ext.cli"], "python": []}
+    python = {"cpr": ["-m", "cpr_ext.wings.cli"], "python": []}
     if name in python:
         return preloaded.run([*python[name], *arguments], cwd=folder, merged=True)
     return subprocess.run([name, *arguments], cwd=folder, capture_output=True, text=True)

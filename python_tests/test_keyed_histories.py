@@ -15,13 +15,13 @@ import torch
 
 import cpr_ext
 from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
-from cpr_ext.tools.publishing import KeyedRows, Subscriber, keyed_rows, publish, subscriber
-from cpr_ext.tools.publishing.keyed_rows import _Progress
 from cpr_ext.tracking.key_watch import KeyWatch
+from cpr_ext.wings.publishing import KeyedRows, Subscriber, keyed_rows, publish, subscriber
+from cpr_ext.wings.publishing.keyed_rows import _Progress
 from python_tests.distributed.parity.members import holding
 from python_tests.distributed.parity.test_key_copies import KeyedTrainer
 from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
-from python_tests.tools.publishing.test_keyed_rows import Dictionary, of, recovered
+from python_tests.wings.publishing.test_keyed_rows import Dictionary, of, recovered
 
 ROOT = Path(__file__).resolve().parents[1]
 EVENTS = 30

@@ -7,9 +7,9 @@ from torch.distributed.fsdp import FSDPModule
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
-from cpr_ext.proving import prove
+from cpr_ext.wings.proving import prove
 from python_tests import loops
-from python_tests.proving.conftest import run_preloaded
+from python_tests.wings.proving.conftest import run_preloaded
 
 
 @pytest.mark.parametrize("name", loops.LOOPS)

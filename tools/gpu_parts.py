@@ -81,8 +81,8 @@ PARTS = (
     Part(
         "test",
         '"$PYTHON" -m pytest -q -rs -p no:cacheprovider -n 8 --dist loadfile -m gpu'
-        " python_tests/csrc python_tests/test_gpu.py python_tests/lab/dlrm/test_model.py"
-        " python_tests/lab/dlrm/test_rowwise_adagrad.py",
+        " python_tests/csrc python_tests/test_gpu.py python_tests/wings/lab/dlrm/test_model.py"
+        " python_tests/wings/lab/dlrm/test_rowwise_adagrad.py",
         240,
         modules=(*_PYTEST, "xdist"),
         expects=" passed",
@@ -105,8 +105,8 @@ PARTS = (
     ),
     Part(
         "train",  # MovieTweetings; killed by SIGKILL; from one device to another
-        '"$PYTHON" -m pytest -q -rs -p no:cacheprovider -m gpu python_tests/cli/test_train.py'
-        " python_tests/lab/dlrm/test_trainer.py",
+        '"$PYTHON" -m pytest -q -rs -p no:cacheprovider -m gpu python_tests/wings/cli/test_train.py'
+        " python_tests/wings/lab/dlrm/test_trainer.py",
         300,
         modules=(*_PYTEST, *_TRAINING),
         expects=" passed",
@@ -159,7 +159,8 @@ EMULATED_PARTS = (
     ),
     Part(
         "train",
-        f"{_EMULATED_PYTEST} python_tests/lab/dlrm/test_trainer.py -k 'movietweetings and cpu'",
+        f"{_EMULATED_PYTEST} python_tests/wings/lab/dlrm/test_trainer.py "
+        "-k 'movietweetings and cpu'",
         300,
         modules=(*_PYTEST, *_TRAINING),
         expects=" passed",

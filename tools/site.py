@@ -28,16 +28,16 @@ PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "docs/notebooks/*.ipynb", "
 MODULES = (
     "",
     ".distributed",
-    ".policy",
-    ".tools.maintenance",
-    ".tools.publishing",
-    ".tools.doctor",
-    ".storage.remote",
+    ".wings.policy",
+    ".wings.tools.maintenance",
+    ".wings.publishing",
+    ".wings.tools.doctor",
+    ".wings.remote",
     ".integrations.torchrec",
-    ".integrations.loops",
-    ".integrations.lightning",
-    ".integrations.transformers",
-    ".integrations.opentelemetry",
+    ".wings.callbacks.loops",
+    ".wings.callbacks.lightning",
+    ".wings.callbacks.transformers",
+    ".wings.callbacks.opentelemetry",
 )
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _DOWNLOADS = (ROOT / "docs/monitoring", ROOT / "examples/engines")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.tools.maintenance.verification import verify
+from cpr_ext.wings.tools.maintenance.verification import verify
 
 ROW_BYTES = 256
 

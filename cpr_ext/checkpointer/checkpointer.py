@@ -102,7 +102,7 @@ class Checkpointer:
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
             were lost. ``MostFrequentlyUsed`` always does.
         remote: object storage to which committed states are copied in the background:
-            ``cpr_ext.storage.remote.RemoteOptions("s3://bucket/job")``. If ``directory`` is empty,
+            ``cpr_ext.wings.remote.RemoteOptions("s3://bucket/job")``. If ``directory`` is empty,
             the state there is read into it first. See ``docs/remote.md``.
         precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`.
             Default: all.

@@ -15,12 +15,12 @@ from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
-from cpr_ext.policy.target_pls import TargetPLS
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import require_one_of
 from cpr_ext.schedules.intervals import Schedule
 from cpr_ext.state.table import find_tables
 from cpr_ext.storage.retention import Retention
+from cpr_ext.wings.policy.target_pls import TargetPLS
 
 logger = logger_of("jobs")
 

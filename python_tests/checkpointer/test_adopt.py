@@ -6,7 +6,7 @@ import torch
 import cpr_ext
 from cpr_ext.errors import UsageError
 from cpr_ext.state.position import MAX_SOUND
-from cpr_ext.tools.maintenance import verify
+from cpr_ext.wings.tools.maintenance import verify
 
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
 

@@ -5,16 +5,16 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
-from cpr_ext.storage.remote import RemoteOptions
+from cpr_ext.wings.remote import RemoteOptions
 from python_tests.helpers import Trained, assert_same, flip
-from python_tests.storage.remote.faulty_objects import MemoryObjects
-from python_tests.storage.remote.test_remote_copy import OPTIONS, SMALL, begin, train_and_save
+from python_tests.wings.remote.faulty_objects import MemoryObjects
+from python_tests.wings.remote.test_remote_copy import OPTIONS, SMALL, begin, train_and_save
 
 
 @pytest.fixture
 def objects():
     found = MemoryObjects()
-    with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: found):
+    with patch("cpr_ext.wings.remote.opening.open_objects", lambda options: found):
         yield found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.tools.maintenance import read_rows
+from cpr_ext.wings.tools.maintenance import read_rows
 
 ROWS, SHARDS = 400, 4
 

@@ -11,7 +11,7 @@ import torch
 import cpr_ext
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import CprError
-from cpr_ext.storage.remote.opening import RemoteOptions
+from cpr_ext.wings.remote.opening import RemoteOptions
 
 #: None, numbers and containers that an option does take are among them.
 WRONG = {

@@ -21,15 +21,15 @@ import torch
 
 import cpr_ext
 from cpr_ext.distributed import Identity, TimeOuts, Worker
-from cpr_ext.lab.dlrm import row_sharded
-from cpr_ext.lab.dlrm.model import DLRM
-from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
-from cpr_ext.lab.dlrm.optimizers import build_optimizers
-from cpr_ext.lab.dlrm.presets import find_preset
-from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.retention import Retention
+from cpr_ext.wings.lab.dlrm import row_sharded
+from cpr_ext.wings.lab.dlrm.model import DLRM
+from cpr_ext.wings.lab.dlrm.movietweetings import MovieTweetings
+from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 
 
 @dataclass

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.lab.dlrm.evaluation import evaluate
-from cpr_ext.lab.dlrm.failures import PlannedFailure
-from cpr_ext.lab.dlrm.model import DLRM
-from cpr_ext.lab.dlrm.presets import find_preset
-from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
+from cpr_ext.wings.lab.dlrm.evaluation import evaluate
+from cpr_ext.wings.lab.dlrm.failures import PlannedFailure
+from cpr_ext.wings.lab.dlrm.model import DLRM
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.trainer import Trainer, TrainOptions
 from python_tests.distributed.sharded_job import SEED, make_source
 
 NUM_STEPS, EVERY_STEPS, WORLD_SIZE = 990, 45, 4

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from cpr_ext.tools.maintenance import export, inspect_job, verify_job
+from cpr_ext.wings.tools.maintenance import export, inspect_job, verify_job
 from python_tests.distributed.mlp_job import DIM, ROWS, Mlp
 from python_tests.helpers import assert_same
 

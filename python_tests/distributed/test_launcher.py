@@ -369,7 +369,7 @@ def test_ctrl_c_interrupts_a_worker_once_and_lets_it_clean_up(tmp_path):
     (tmp_path / "worker.py").write_text(INTERRUPTED)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "1", "--spares", "0"),
+            *(sys.executable, "-m", "cpr_ext.wings.cli", "launch", "--nproc", "1", "--spares", "0"),
             *(str(tmp_path / "worker.py"), str(tmp_path)),
         ],
         stderr=subprocess.PIPE,
@@ -434,7 +434,7 @@ def test_sigterm_ends_all_workers_and_says_so(tmp_path):
         (tmp_path / f"plan-{rank}").write_text("hang")
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"),
+            *(sys.executable, "-m", "cpr_ext.wings.cli", "launch", "--nproc", "2"),
             *("--rendezvous", "127.0.0.1:1", str(tmp_path / "child.py"), str(tmp_path)),
         ],
         stderr=subprocess.PIPE,

@@ -71,7 +71,7 @@ class Watch:
         self.folder = folder
         self.process = subprocess.Popen(
             [
-                *(*prefix, sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"),
+                *(*prefix, sys.executable, "-m", "cpr_ext.wings.cli", "launch", "--nproc", "2"),
                 *(str(Path(__file__).with_name("watched_job.py")), str(folder)),
             ],
             cwd=ROOT,
@@ -103,7 +103,7 @@ class Watch:
         found = {}
         for pid in descendants(self.process.pid):
             words = Path(f"/proc/{pid}/cmdline").read_text()
-            kind = "launcher" if "cpr_ext.cli" in words else "spare"
+            kind = "launcher" if "cpr_ext.wings.cli" in words else "spare"
             kind = "host" if "rendezvous_host" in words else workers.get(pid, kind)
             found[kind] = pid
         return found

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cpr_ext.tools.worker_proofs import prove_workers
+from cpr_ext.wings.tools.worker_proofs import prove_workers
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = [sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"]
+LAUNCH = [sys.executable, "-m", "cpr_ext.wings.cli", "launch", "--nproc", "2"]
 
 
 def worker(launcher, rank):

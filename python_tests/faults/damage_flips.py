@@ -11,7 +11,7 @@ from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.storage.file_names import PREVIOUS_FILE
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance import verify
+from cpr_ext.wings.tools.maintenance import verify
 from python_tests.faults.damage_scene import (
     SENTINEL,
     Cost,

@@ -31,9 +31,9 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import CprError
-from cpr_ext.storage.remote import RemoteOptions
-from cpr_ext.storage.remote.fetching import fetch_store
-from cpr_ext.tools.maintenance import repair, verify
+from cpr_ext.wings.remote import RemoteOptions
+from cpr_ext.wings.remote.fetching import fetch_store
+from cpr_ext.wings.tools.maintenance import repair, verify
 from python_tests.faults.history_jobs import Jobs
 from python_tests.faults.history_model import Clone, Objects, cut_off
 from python_tests.faults.history_publications import Publications
@@ -54,7 +54,7 @@ ROWS_OF_SHARDS = (range(NUM_ROWS // 2), range(NUM_ROWS // 2, NUM_ROWS))
 @contextmanager
 def objects_of_all(objects: Objects) -> Iterator[None]:
     """Let all addresses lead to these objects in the block."""
-    with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: objects):
+    with patch("cpr_ext.wings.remote.opening.open_objects", lambda options: objects):
         yield
 
 

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from cpr_ext.errors import RemoteError, StorageError
 from cpr_ext.storage import manifest, store
-from cpr_ext.storage.remote.head import HEAD
-from python_tests.storage.remote.faulty_objects import MemoryObjects
+from cpr_ext.wings.remote.head import HEAD
+from python_tests.wings.remote.faulty_objects import MemoryObjects
 
 
 class Objects(MemoryObjects):
@@ -62,7 +62,7 @@ def cut_off(at: int, *, is_after: bool) -> Iterator[None]:
         if number > at:
             raise StorageError(errno.EIO, "cut off", str(directory))
 
-    repair = importlib.import_module("cpr_ext.tools.maintenance.repair")
+    repair = importlib.import_module("cpr_ext.wings.tools.maintenance.repair")
     with (
         patch.object(store, "write_manifest", fail),
         patch.object(repair, "write_manifest", fail),

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from cpr_ext.errors import CprError
-from cpr_ext.tools.publishing import Subscriber, publish
-from cpr_ext.tools.publishing.places import read_publication
+from cpr_ext.wings.publishing import Subscriber, publish
+from cpr_ext.wings.publishing.places import read_publication
 from python_tests.faults.mixtures import NUM_ROWS
 
 

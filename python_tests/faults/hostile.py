@@ -19,7 +19,7 @@ import torch
 
 from cpr_ext.errors import CprError
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance import (
+from cpr_ext.wings.tools.maintenance import (
     export,
     inspect,
     inspect_table,

@@ -22,12 +22,12 @@ from typing import NamedTuple
 from cpr_ext._native import native
 from cpr_ext.storage.file_names import MANIFEST_FILE, SEGMENTS_DIRECTORY
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.remote.remote_state import FORMAT_NAME, objects_of
-from python_tests.cli.fuzz import Ended, ended
+from cpr_ext.wings.remote.remote_state import FORMAT_NAME, objects_of
 from python_tests.faults.damage_scene import Scene
 from python_tests.faults.hostile import VALUES, draw_case, draw_path
 from python_tests.faults.hostile_operations import Operation, Target, apply, is_regular, replaced
 from python_tests.storage.records import signed
+from python_tests.wings.cli.fuzz import Ended, ended
 
 SECONDS = 60  # that a call may take on a machine that is busy with other things
 _CALLS_PER_STORE = 4

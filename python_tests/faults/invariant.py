@@ -13,7 +13,7 @@ from typing import Any
 import cpr_ext
 from cpr_ext.errors import StoreError
 from cpr_ext.storage.file_names import MANIFEST_FILE
-from cpr_ext.tools.maintenance import verify
+from cpr_ext.wings.tools.maintenance import verify
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
 from python_tests.faults.model import SLOT_BYTES, Model, State, build, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree

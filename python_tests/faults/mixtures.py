@@ -26,7 +26,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import CprError
-from cpr_ext.tools.maintenance import repair, verify
+from cpr_ext.wings.tools.maintenance import repair, verify
 
 NUM_ROWS = 300
 _FIRST, _LAST = 3, 6

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cpr_ext.storage.retention import Retention
-from cpr_ext.tools import maintenance
+from cpr_ext.wings.tools import maintenance
 from python_tests.faults.invariant import Fresh
 from python_tests.faults.model import TABLES
 

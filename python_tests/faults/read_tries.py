@@ -19,7 +19,7 @@ import torch
 from cpr_ext.errors import StorageError
 from cpr_ext.storage import retries
 from cpr_ext.storage.retention import Retention
-from cpr_ext.tools import maintenance
+from cpr_ext.wings.tools import maintenance
 from python_tests.faults import forks
 from python_tests.faults.harness import warm_up
 from python_tests.faults.interposer import READ_OPS, Call, Interposer, calls_of, read_log

@@ -27,7 +27,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.storage import locks
 from cpr_ext.storage.manifest import read_manifest
-from cpr_ext.tools.maintenance import export, inspect, inspect_table, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, inspect, inspect_table, read_rows, verify
 
 NUM_ROWS, DIM = 60, 3
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cpr_ext.storage.remote import RemoteOptions, open_objects
+from cpr_ext.wings.remote import RemoteOptions, open_objects
 from python_tests.faults.remote_objects import KILLS, WatchedObjects
 from python_tests.faults.remote_scenario import Job, live, served_by
 

@@ -9,8 +9,8 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import RemoteError
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.remote.objects import Objects
-from cpr_ext.storage.remote.remote_state import RemoteState, newest_state, objects_of
+from cpr_ext.wings.remote.objects import Objects
+from cpr_ext.wings.remote.remote_state import RemoteState, newest_state, objects_of
 
 # What happens at a request: "fails": nothing; "times out": nothing, after the body was sent;
 # "answer lost": it takes effect; "twice": it takes effect two times, and the second answer counts;

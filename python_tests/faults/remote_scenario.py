@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 import cpr_ext
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.remote import RemoteOptions, range_reading, remote_copy
-from cpr_ext.storage.remote.remote_copy import RemoteCopy
-from cpr_ext.storage.remote.remote_state import newest_state
+from cpr_ext.wings.remote import RemoteOptions, range_reading, remote_copy
+from cpr_ext.wings.remote.remote_copy import RemoteCopy
+from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.faults.remote_objects import Killed, WatchedObjects
 from python_tests.helpers import Trained, clone, same_bits
 
@@ -46,7 +46,7 @@ def served_by(objects: WatchedObjects) -> Iterator[None]:
             hook(arguments)
 
     with (
-        patch("cpr_ext.storage.remote.opening.open_objects", lambda options: objects),
+        patch("cpr_ext.wings.remote.opening.open_objects", lambda options: objects),
         patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.001),
         patch.object(remote_copy, "LONGEST_PAUSE_SECONDS", 0.002),
         patch.object(range_reading, "FIRST_PAUSE_SECONDS", 0.0),

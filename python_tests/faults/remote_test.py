@@ -23,12 +23,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cpr_ext.storage.remote import RemoteOptions, open_objects
-from cpr_ext.storage.remote.objects import Objects
+from cpr_ext.wings.remote import RemoteOptions, open_objects
+from cpr_ext.wings.remote.objects import Objects
 from python_tests.faults.remote_objects import FAULTS, WatchedObjects
 from python_tests.faults.remote_scenario import run
-from python_tests.storage.remote.faulty_objects import MemoryObjects
-from python_tests.storage.remote.servers import (
+from python_tests.wings.remote.faulty_objects import MemoryObjects
+from python_tests.wings.remote.servers import (
     MotoObjects,
     azure_service,
     empty_bucket,

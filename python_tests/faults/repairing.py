@@ -27,7 +27,7 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.file_names import LOCK_FILE
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.tools.maintenance import RepairReport, repair, verify
+from cpr_ext.wings.tools.maintenance import RepairReport, repair, verify
 from python_tests.faults.damage_scene import (
     SMALLEST,
     USUAL,

@@ -10,12 +10,12 @@ from cpr_ext.errors import CprError
 from cpr_ext.storage import store
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.store import Store
-from cpr_ext.tools.maintenance import verification
-from cpr_ext.tools.publishing import publisher
+from cpr_ext.wings.publishing import publisher
+from cpr_ext.wings.tools.maintenance import verification
 from python_tests.faults.histories import COPIES, JOBS, PUBLICATIONS, History, objects_of_all
 from python_tests.faults.history_model import cut_off
 
-changed_rows_module = importlib.import_module("cpr_ext.tools.publishing.changed_rows")
+changed_rows_module = importlib.import_module("cpr_ext.wings.publishing.changed_rows")
 next_state = publisher._Next
 
 

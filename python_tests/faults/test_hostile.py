@@ -17,7 +17,7 @@ from cpr_ext.state import dense_schema
 from cpr_ext.storage import filesystem, manifest, segment_header
 from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance import export, inspect, repair, verify
+from cpr_ext.wings.tools.maintenance import export, inspect, repair, verify
 from python_tests import preloaded
 from python_tests.faults.damage_scene import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError

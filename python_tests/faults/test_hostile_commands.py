@@ -33,7 +33,7 @@ def test_every_call_reads_or_refuses_with_the_name_of_the_file(scene, tmp_path):
     ids=["raw error", "no name", "exit code"],
 )
 def test_a_call_that_ends_otherwise_is_found(scene, tmp_path, planted, told):
-    with mock.patch("cpr_ext.tools.maintenance.verify", side_effect=planted):
+    with mock.patch("cpr_ext.wings.tools.maintenance.verify", side_effect=planted):
         found = [f for f, _, _ in results(scene, tmp_path / "target", 40, 7) if f is not None]
     assert {finding.words[0] for finding in found} == {"verify"}
     assert all(told in finding.trouble for finding in found)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from cpr_ext.storage import segment_header, store
-from cpr_ext.tools.maintenance import verification
+from cpr_ext.wings.tools.maintenance import verification
 from python_tests.faults.mixtures import make_copies, mix, mixtures, try_mixture
 
 

@@ -8,7 +8,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.storage import locks
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store_reader import StoreReader, read_committed
-from cpr_ext.tools.maintenance import export, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, read_rows, verify
 from python_tests.faults.readers import NUM_ROWS, campaign, open_run
 
 ROUNDS = 8

@@ -6,12 +6,12 @@ from unittest.mock import patch
 
 import pytest
 
-from cpr_ext.storage.remote.head import Head
-from cpr_ext.storage.remote.remote_writer import RemoteWriter
+from cpr_ext.wings.remote.head import Head
+from cpr_ext.wings.remote.remote_writer import RemoteWriter
 from python_tests.faults.remote_objects import FAULTS, WatchedObjects
 from python_tests.faults.remote_scenario import run
 from python_tests.faults.remote_test import draw, objects_of, try_fault
-from python_tests.storage.remote.faulty_objects import MemoryObjects
+from python_tests.wings.remote.faulty_objects import MemoryObjects
 
 _NUM_REQUESTS = 140  # a run makes some more
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from cpr_ext.tools.publishing import changed_rows
+from cpr_ext.wings.publishing import changed_rows
 from python_tests.integrations.managed_job import IDS, SLOTS
 
 OLD, NEW = (

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from cpr_ext.integrations.loops import ResumableLoader
+from cpr_ext.wings.callbacks.loops import ResumableLoader
 from python_tests.helpers import assert_same, die
 
 ROWS, SAMPLES, BATCH, EPOCHS = 50, 22, 4, 3

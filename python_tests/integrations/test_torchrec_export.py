@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from cpr_ext.tools.maintenance import export, verify_job
+from cpr_ext.wings.tools.maintenance import export, verify_job
 from python_tests.helpers import assert_same
 from python_tests.integrations.many_rank_job import STEPS
 from python_tests.integrations.sharded_models import NAMES, PLANS, SmallDlrm, whole_tables

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import cpr_ext
 from cpr_ext.integrations.torchrec import make_checkpointer
-from cpr_ext.tools.maintenance import export, import_checkpoint
+from cpr_ext.wings.tools.maintenance import export, import_checkpoint
 from python_tests.integrations.sharded_models import (
     SmallDlrm,
     copy_parts,

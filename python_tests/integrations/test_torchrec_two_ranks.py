@@ -12,7 +12,7 @@ from cpr_ext.errors import StoreError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance import export, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, read_rows, verify
 from python_tests.integrations.sharded_models import (
     NAMES,
     PLANS,

@@ -4,7 +4,7 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.tools.maintenance import inspect
+from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,

@@ -15,7 +15,7 @@ from cpr_ext.recovery.import_store import PartCopy, StoreAt, import_rows, part_o
 from cpr_ext.recovery.report import Findings
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import Trained, assert_same, copy_rows, same_bits
-from python_tests.tools.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.tools.maintenance import import_checkpoint
+from cpr_ext.wings.tools.maintenance import import_checkpoint
 from python_tests.helpers import assert_same
 
 OPTIMIZERS = {

@@ -5,9 +5,9 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 
 ROWS, DIM = 12, 4
 KINDS = {

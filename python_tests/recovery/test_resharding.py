@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.errors import DamageError, StoreError, UsageError
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 
 ROWS, DIM = 40, 6
 OPTIMIZERS = {

@@ -6,7 +6,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.recovery.damage_accounting import open_shard
 from cpr_ext.recovery.report import Findings
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.tools.maintenance.stores import trained_store
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from cpr_ext.saving import claims
 from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.capture_ways import OneStep
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.tools.maintenance.inspection import inspect
+from cpr_ext.wings.tools.maintenance.inspection import inspect
 from python_tests.helpers import die, flip
 from python_tests.tracking.watched import NEVER, Watched, backward_of
 

@@ -10,7 +10,7 @@ import pytest
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning
 from cpr_ext.storage.retention import Retention
-from cpr_ext.tools.maintenance import verify
+from cpr_ext.wings.tools.maintenance import verify
 from python_tests.helpers import Trained, assert_same
 
 TABLES = {"big": (6000, 8)}  # 375 kB with its optimizer state

@@ -6,7 +6,7 @@ import cpr_ext
 from cpr_ext.errors import StorageError
 from cpr_ext.storage import checksummed_json, filesystem
 from cpr_ext.storage.manifest import read_manifest
-from cpr_ext.tools.maintenance import verify
+from cpr_ext.wings.tools.maintenance import verify
 from python_tests.helpers import Trained
 
 OPTIONS = {

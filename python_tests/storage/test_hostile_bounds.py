@@ -6,12 +6,12 @@ import tracemalloc
 import pytest
 
 import cpr_ext
-from cpr_ext.cli import app as cli
-from cpr_ext.cli.output import printable
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.position import MAX_COUNT, MAX_SOUND, MAX_WRITABLE
 from cpr_ext.storage.checksummed_json import FREE_BYTES, read_checksummed, write_checksummed
-from cpr_ext.tools.maintenance import inspect, verify
+from cpr_ext.wings.cli import app as cli
+from cpr_ext.wings.cli.output import printable
+from cpr_ext.wings.tools.maintenance import inspect, verify
 from python_tests.faults.hostile_operations import set_json
 from python_tests.helpers import Trained
 

@@ -7,7 +7,7 @@ from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.storage.retention import Retention, plan_retention
 from python_tests.helpers import assert_same
 from python_tests.storage import records
-from python_tests.tools.maintenance.stores import recovered, trained_store
+from python_tests.wings.tools.maintenance.stores import recovered, trained_store
 
 
 def record(kind, snapshot, is_complete=False, file_bytes=100):

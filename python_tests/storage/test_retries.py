@@ -13,7 +13,7 @@ import cpr_ext
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError
 from cpr_ext.storage import retries
-from cpr_ext.tools import maintenance
+from cpr_ext.wings.tools import maintenance
 from python_tests.helpers import Trained, assert_same, flip
 
 OPTIONS = {

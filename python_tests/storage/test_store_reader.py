@@ -9,7 +9,7 @@ from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.storage import filesystem, locks
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.storage import records
-from python_tests.tools.maintenance.stores import trained_store
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 
 @pytest.fixture(scope="module")

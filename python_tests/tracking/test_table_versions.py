@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.tracking.watched import N, Watched
 
 # More steps than any part of the watch needs to learn how an optimizer writes.

@@ -8,7 +8,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
 
 

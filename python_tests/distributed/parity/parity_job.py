@@ -13,7 +13,7 @@ import torch
 from cpr_ext.distributed import Parity, worker
 from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.distributed.parity import encoding, exchange, group_codec, member, own_rows, sender
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.distributed.mlp_job import DrawingJob, die
 from python_tests.distributed.sharded_job import journal_of
 

@@ -7,7 +7,7 @@ import cpr_ext
 from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
-from cpr_ext.tools.maintenance import inspect
+from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.distributed.parity.members import holding
 from python_tests.keyed_job import SLOTS, KeyedJob
 

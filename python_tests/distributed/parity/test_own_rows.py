@@ -9,7 +9,7 @@ import torch
 import cpr_ext
 from cpr_ext.distributed.parity.protocol import Log, ProtocolError
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.distributed.parity.members import ROWS, Trainer, holding
 
 OPTIMIZERS = {

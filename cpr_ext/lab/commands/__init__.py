@@ -1,9 +1,0 @@
-"""Commands of the lab."""
-
-from __future__ import annotations
-
-from cpr_ext.lab.commands.emulate import emulate
-from cpr_ext.lab.commands.report import report
-from cpr_ext.lab.commands.train import train
-
-COMMANDS = (train, emulate, report)

@@ -1,0 +1,1 @@
+"""Checkpointing in training loops of other libraries."""

@@ -1,0 +1,319 @@
+"""The rows that commits brought since a position, each in its newest state.
+
+Each shard's segments are read newest first, chunk by chunk, and a row is yielded where it is found
+first. Which rows were found is noted for a window of row ids at a time. So the memory is that of
+one chunk, which a slot of the writer held, and of one window.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.recovery.restore import read_dense
+from cpr_ext.state.slot_keys import KEY
+from cpr_ext.state.table import WEIGHT
+from cpr_ext.storage.locks import reader_lease
+from cpr_ext.storage.manifest import SegmentRecord, StoredTable
+from cpr_ext.storage.segment_format import Segment
+from cpr_ext.storage.segment_reader import ChunkRows, SegmentRows
+from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
+from cpr_ext.wings.publishing.row_batch import RowBatch
+from cpr_ext.wings.publishing.store_position import PositionError, StorePosition, model_digest
+
+OnGap = Literal["raise", "copy"]
+WINDOW_ROWS = 1 << 26  # a byte of memory each
+
+# Of which rows of a window the newest state was found. numpy: torch would split such short work.
+Found = npt.NDArray[np.bool_]
+Wanted = torch.Tensor | slice | None  # positions in a chunk; None: of none of its rows
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard's segments to read, oldest first; ``is_copy``: they hold all of its rows."""
+
+    number: int
+    segments: tuple[Segment, ...]
+    is_copy: bool
+    ids: frozenset[str]  # of the snapshots that it has passed, as far as it shows
+
+
+class ChangedRows:
+    """An iterable of :class:`RowBatch`: what changed between two committed states of a store.
+
+    Each iteration yields the same batches in the same order, table by table. It fails once
+    a process that trains has removed files of this state; then ask for the changes again.
+
+    Attributes:
+        since: where the changes begin; None: all rows of the store.
+        until: the position of a consumer that has applied every batch.
+        copied_shards: shards of which all rows are yielded.
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        since: StorePosition | None,
+        until: StorePosition,
+        shards: Sequence[_Shard],
+        *,
+        states: bool,
+        skip: int,
+    ) -> None:
+        self.since = since
+        self.until = until
+        self.copied_shards = tuple(shard.number for shard in shards if shard.is_copy)
+        self._reader = reader
+        self._shards = shards
+        self._states = states
+        self._skip = skip
+
+    def replace(self, begun: StorePosition) -> bool:
+        """Return whether they replace all that changes up to ``begun`` may have written."""
+        return self.until.model == begun.model and all(
+            shard.is_copy or begun.shards[shard.number] in shard.ids for shard in self._shards
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was committed since."""
+        return not any(shard.segments for shard in self._shards)
+
+    def is_gone(self) -> bool:
+        """Return whether the store has moved on, and a file of this state was removed."""
+        return self._reader.is_gone()
+
+    @property
+    def tables(self) -> Mapping[str, StoredTable]:
+        """The tables of the store, by name."""
+        return self._reader.tables
+
+    @property
+    def saved_unix_seconds(self) -> float | None:
+        """When the state ``until`` was written to the store; None: its file is gone."""
+        try:
+            return self._reader.path_of(self._newest()).stat().st_mtime
+        except OSError:
+            return None
+
+    def _newest(self) -> SegmentRecord:
+        points = self._reader.manifest.dense
+        return next(r for r in points if r.snapshot == self.until.snapshot)
+
+    def dense_tensors(self) -> dict[str, torch.Tensor]:
+        """Read the model's parameters and buffers that are no table, at ``until``.
+
+        Raises:
+            DamageError: the dense part is damaged.
+        """
+        model = read_dense(self._reader, self._newest()).tree()["model"]
+        return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+
+    def __iter__(self) -> Iterator[RowBatch]:
+        with reader_lease(self._reader.directory):
+            number = 0
+            for table in sorted(self._reader.tables):
+                for shard in self._shards:
+                    for chunk in self._changed(table, shard, self._skip - number):
+                        if chunk is not None:
+                            yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
+                        number += 1
+
+    def _changed(self, table: str, shard: _Shard, skip: int) -> Iterator[ChunkRows | None]:
+        """Yield the changed rows of one table in a shard; None for each of the first ``skip``."""
+        rows = self._open(table, shard)
+        begin, end = self._reader.row_range(table, shard.number)
+        for first in range(begin, end, WINDOW_ROWS):
+            last = min(first + WINDOW_ROWS, end)
+            is_found = np.zeros(last - first, dtype=np.bool_)
+            for segment in reversed(rows.segments):
+                for chunk in segment.chunks_of(table):
+                    held = None
+                    if skip <= 0 and not segment.is_run(chunk) and first == begin and last == end:
+                        held = segment.rows(chunk)  # ids and values in one read
+                        wanted = _find_rows(held.row_ids, first, last, is_found)
+                    else:
+                        wanted = _find_chunk(segment, chunk, first, last, is_found)
+                    if wanted is None:
+                        continue
+                    if skip > 0:
+                        skip -= 1
+                        yield None
+                        continue
+                    yield self._taken(rows, held or segment.rows(chunk), wanted)
+
+    def _taken(self, rows: NewestRows, chunk: ChunkRows, wanted: torch.Tensor | slice) -> ChunkRows:
+        """Return the rows of a chunk at positions ``wanted``."""
+        row_ids = _chosen(chunk.row_ids, wanted)
+        arrays = {}
+        for array in rows.arrays:
+            if array.name in (WEIGHT, KEY) or self._states:
+                held = chunk.arrays.get(array.name)
+                arrays[array.name] = (
+                    # An optimizer's state that was made after this segment is zero in it.
+                    torch.zeros((len(row_ids), *array.row_shape), dtype=array.dtype)
+                    if held is None
+                    else _chosen(held, wanted)
+                )
+        return ChunkRows(chunk.step, row_ids, arrays)
+
+    def _open(self, table: str, shard: _Shard) -> NewestRows:
+        reader = self._reader
+        ranges = reader.manifest.model.row_ranges(shard.number)
+        rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in shard.segments])
+        stored = reader.table(table)
+        held: set[str] = set()
+        for segment in rows.segments:
+            spec = segment.table(table)
+            assert spec is not None
+            names = {array.name for array in spec.arrays}
+            for array in spec.arrays:
+                form = (array.dtype, array.row_shape)
+                if array.name == WEIGHT and form != (stored.dtype, (stored.embedding_dim,)):
+                    raise DamageError(
+                        f"{segment.segment.path}: '{table}' is not as in MANIFEST.json"
+                    )
+            if self._states and (lost := held - names):
+                raise StoreError(
+                    f"{segment.segment.path}: '{table}' has no {sorted(lost)}, which an older "
+                    "segment has; read weights alone, or after the next base snapshot"
+                )
+            held |= names
+        return rows
+
+
+def _find_chunk(segment: SegmentRows, chunk: int, first: int, last: int, is_found: Found) -> Wanted:
+    """Return positions of the rows of a chunk in [first, last) not found yet; find them."""
+    low, high = segment.span(chunk)
+    if high <= first or low >= last:
+        return None
+    if not segment.is_run(chunk):
+        return _find_rows(segment.row_ids(chunk), first, last, is_found)
+    begin, end = max(low, first), min(high, last)
+    found = is_found[begin - first : end - first]
+    wanted: Wanted = slice(begin - low, end - low)
+    if found.any():
+        positions = np.flatnonzero(~found) + (begin - low)
+        wanted = torch.from_numpy(positions) if len(positions) else None
+    found[:] = True
+    return wanted
+
+
+def _find_rows(row_ids: torch.Tensor, first: int, last: int, is_found: Found) -> Wanted:
+    """Return the same of row ids, which ascend."""
+    ids = row_ids.numpy()
+    begin, end = (int(at) for at in np.searchsorted(ids, (first, last)))
+    at = ids[begin:end] - first
+    is_new = ~is_found[at]
+    is_found[at] = True
+    if is_new.all():
+        return slice(begin, end) if begin < end else None
+    positions = np.flatnonzero(is_new) + begin
+    return torch.from_numpy(positions) if len(positions) else None
+
+
+def _chosen(values: torch.Tensor, wanted: torch.Tensor | slice) -> torch.Tensor:
+    return values[wanted] if isinstance(wanted, slice) else values.index_select(0, wanted)
+
+
+def changed_rows(
+    store: str | os.PathLike[str],
+    since: StorePosition | None = None,
+    *,
+    states: bool = False,
+    on_gap: OnGap = "raise",
+    until: StorePosition | None = None,
+    skip: int = 0,
+) -> ChangedRows:
+    """Return the rows that snapshots committed after ``since`` brought, in their newest state.
+
+    A consumer that holds the state of ``since`` and applies every batch holds what ``recover()``
+    restores. Rows that did not change may be among them.
+
+    Args:
+        store: the directory, which a training process may be using.
+        since: the ``until`` of the changes that the consumer applied last; None: yield all rows.
+        states: yield per-row optimizer states, too.
+        on_gap: where the store does not show what changed, as after a roll-back to before
+            ``since``: ``"raise"``, or ``"copy"`` all rows of those shards.
+        until, skip: to restart an iteration: its ``until``, and how many of its batches to pass
+            over.
+
+    Raises:
+        PositionError: ``since`` is not in the store's history, and ``on_gap`` is ``"raise"``; it is
+            of another store; or the store is no longer at ``until``.
+        StoreError: not a store, or it holds no snapshot.
+        DamageError: a header is damaged. While iterating: rows are.
+    """
+    if on_gap not in ("raise", "copy"):
+        raise UsageError(f"on_gap is {on_gap!r}; it must be 'raise' or 'copy'")
+    return read_committed(
+        store, lambda reader: _plan(reader, since, until, on_gap, states=states, skip=skip)
+    )
+
+
+def _plan(
+    reader: StoreReader,
+    since: StorePosition | None,
+    until: StorePosition | None,
+    on_gap: OnGap,
+    *,
+    states: bool,
+    skip: int,
+) -> ChangedRows:
+    newest = reader.newest()
+    model = model_digest(reader)
+    if since is not None and (since.model, len(since.shards)) != (model, reader.num_shards):
+        raise PositionError(
+            f"the position is of a store of other tables or shards than '{reader.directory}'; "
+            "copy all rows with since=None"
+        )
+    shards: list[_Shard] = []
+    reached: list[str] = []
+    gaps: list[int] = []
+    for number in range(reader.num_shards):
+        segments = reader.open_at(number, newest.snapshot)
+        records = reader.manifest.at(number, newest.snapshot)
+        ids = [record.id for record in records]
+        first = None if since is None else _find(ids, since.shards[number])
+        reached.append(ids[-1] if ids else "")
+        if first is None and since is not None and not _begins_after(since, records):
+            gaps.append(number)
+        is_copy = bool(segments) and (first is None or first == 0)
+        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, frozenset(ids)))
+    here = StorePosition(
+        model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
+    )
+    if gaps and on_gap == "raise":
+        assert since is not None
+        raise PositionError(
+            f"'{reader.directory}' no longer shows what changed after snapshot {since.snapshot} "
+            f"(step {since.step}) in shards {gaps}: it was rolled back or repaired. "
+            'Copy all rows of these shards with on_gap="copy"'
+        )
+    if until is not None and until != here:
+        raise PositionError(
+            f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of the "
+            "iteration to restart; apply the changes from its beginning, without skip="
+        )
+    return ChangedRows(reader, since, here, shards, states=states, skip=skip)
+
+
+def _begins_after(since: StorePosition, records: Sequence[SegmentRecord]) -> bool:
+    """Return whether a shard's rows begin with a base snapshot that is newer than a position."""
+    return bool(records) and records[0].snapshot > since.snapshot
+
+
+def _find(ids: Sequence[str], wanted: str) -> int | None:
+    """Return where the changes after a snapshot begin in live segments; None: it is not known."""
+    if not ids:
+        return 0 if wanted == "" else None
+    return ids.index(wanted) + 1 if wanted in ids else None

@@ -1,0 +1,187 @@
+"""``cpr plan``: what failures will cost a job, and how to save."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpr_ext.wings.cli.output import json_option, to_json
+from cpr_ext.wings.cli.required import require_picture
+from cpr_ext.wings.tools.commands.parity_inputs import add_parity, cost_options, size_options
+from cpr_ext.wings.tools.commands.precision_inputs import precision_options
+
+if TYPE_CHECKING:
+    from cpr_ext.wings.policy import FailureModel, Planner
+    from cpr_ext.wings.tools.commands.plan_inputs import PlanInputs
+
+_EPILOG = """\b
+Where to begin:
+  cpr plan --preset abstract-56h          the paper's own scenario
+  cpr plan --preset production-50h        its production run, with costs assumed by us
+\b
+Your job, from figures you know:
+  cpr plan --job-hours 120 --shards 16 --mtbf-hours 20 --save-minutes 4 --load-minutes 3 \\
+           --reschedule-minutes 5 --target-pls 0.05
+\b
+Your job, from a log of earlier ones and the store of a trial run:
+  cpr plan --job-hours 120 --failure-log jobs.csv --nodes 36 --store runs/a \\
+           --write-mb-per-second 400 --read-mb-per-second 800 --plot plan.png
+\b
+The log is a CSV file with a line of column names: hours (how long a job ran), failed (1: a failure
+ended it; 0: it ended otherwise), and nodes if jobs ran on different numbers of them.
+\b
+PLS, the portion of lost samples, is the share of training whose effect failures take away from the
+tables. Full recovery has none, and pays for it by training again. What PLS costs in accuracy
+depends on the model; lower is safer and dearer. The paper's abstract is reproduced with 0.1."""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--preset", metavar="NAME", help="abstract-56h or production-50h; options override.")
+@click.option("--job-hours", type=float, help="Useful training time of the job.")
+@click.option("--shards", type=int, help="Servers that the embedding tables are cut over.")
+@click.option("--shards-per-failure", type=int, help="Shards that one failure takes. Default: 1.")
+@click.option("--mtbf-hours", type=float, help="Mean time between failures of the whole job.")
+@click.option(
+    "--failure-log",
+    type=click.Path(dir_okay=False),
+    metavar="CSV",
+    help="Fit the failures to a log of jobs instead.",
+)
+@click.option("--nodes", type=int, help="Nodes of the planned job, if the log has jobs of others.")
+@click.option(
+    "--failure-model",
+    type=click.Choice(["auto", "exponential", "gamma", "empirical"]),
+    default="auto",
+    show_default=True,
+    help="What to fit; auto takes exponential or gamma by AIC.",
+)
+@click.option("--save-minutes", type=float, help="Training stands still this long to save all.")
+@click.option("--load-minutes", type=float, help="To load all shards.")
+@click.option(
+    "--load-shard-minutes",
+    type=float,
+    help="To load those one failure took. Default: as all; with --store, by their bytes.",
+)
+@click.option("--reschedule-minutes", type=float, help="To replace failed nodes. Default: 0.")
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False),
+    help="Take shards and bytes from this store of a trial run.",
+)
+@click.option("--write-mb-per-second", type=float, help="Of the store's disk (MB: 10^6).")
+@click.option("--read-mb-per-second", type=float, help="Likewise; fio measures both.")
+@click.option("--target-pls", type=float, help="PLS you accept, above 0, at most 1. Default: 0.02.")
+@click.option(
+    "--fraction",
+    type=float,
+    default=0.125,
+    show_default=True,
+    help="Share of the rows of large tables that a priority saves at a time.",
+)
+@click.option(
+    "--clock",
+    type=click.Choice(["training", "running"]),
+    default="training",
+    show_default=True,
+    help="When failures strike. training: the paper's account. running: also during saves and "
+    "while lost work is done again; dearer, above all for full recovery.",
+)
+@cost_options
+@size_options
+@precision_options
+@json_option
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw overhead and PLS against the interval (PNG, SVG or PDF).",
+)
+def plan(**given: Any) -> None:
+    """Plan a job: full or partial recovery, how often to save, which rows first, at what cost.
+
+    Compares strategies by their overhead (saving, loading, lost computation, rescheduling) and by
+    the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
+    peers' memory is among them.
+    """
+    from cpr_ext.wings.tools.commands.plan_inputs import gather
+    from cpr_ext.wings.tools.commands.plan_table import describe_plan, format_plan
+    from cpr_ext.wings.tools.commands.precision_inputs import (
+        add_precision,
+        compare,
+        format_precisions,
+    )
+
+    plot_file: Path | None = given["plot_file"]
+    require_picture("cpr plan", plot_file)
+    inputs = gather(given)
+    add_parity(inputs, given)
+    add_precision(inputs, given)
+    planner = _planner(inputs, inputs.failures, given)
+    made = planner.plan(inputs.target_pls)
+    notes = [*inputs.notes, *_uncertainty(inputs, given)]
+    if plot_file is not None:
+        from cpr_ext.wings.tools.commands.plan_picture import draw_plan
+
+        draw_plan(planner, made, plot_file)
+    if given["as_json"]:
+        sources = [vars(source) for source in inputs.sources]
+        document = {"inputs": sources, **describe_plan(made)}
+        document["notes"] = [*document["notes"], *notes]
+        document["precisions"] = [asdict(figures) for figures in compare(planner, inputs)]
+        click.echo(to_json(document))
+        return
+    width = max(len(source.what) for source in inputs.sources)
+    for source in inputs.sources:
+        click.echo(f"{source.what:<{width}}  {source.value}  [{source.origin}]")
+    click.echo(f"\n{format_plan(made)}\n")
+    if inputs.precision is not None:
+        click.echo(f"{format_precisions(planner, inputs)}\n")
+    click.echo(_wrapped(made.reason) + "\n")
+    for note in (*made.notes, *notes):
+        click.echo(_wrapped(note, "- "))
+    if plot_file is not None:
+        click.echo(f"\nDrawn to {plot_file}.")
+
+
+def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) -> Planner:
+    from cpr_ext.wings.policy import Planner
+
+    return Planner(
+        inputs.job,
+        inputs.costs,
+        failures,
+        fraction=given["fraction"],
+        state_bytes=inputs.state_bytes,
+        parity=inputs.parity,
+        row_share=inputs.row_share,
+        clock=given["clock"],
+    )
+
+
+def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
+    """Return the recommendations at the ends of a fitted MTBF's confidence interval."""
+    from cpr_ext.wings.policy import ExponentialFailures
+
+    if (fit := inputs.fit) is None:
+        return []
+    rate = "" if isinstance(inputs.failures, ExponentialFailures) else " at a constant rate"
+    said = []
+    for mtbf_hours in (fit.mtbf_low_hours, fit.mtbf_high_hours):
+        planner = _planner(inputs, ExponentialFailures(mtbf_hours), given)
+        best = planner.plan(inputs.target_pls).recommended
+        said.append(
+            f"{best.name} every {best.save_every_hours:.3g} h "
+            f"({100 * best.overhead_fraction:.2g} % overhead)"
+        )
+    return [
+        f"At the ends of the MTBF's {100 * fit.confidence:.0f} % interval ({fit.interval_method}), "
+        f"{fit.mtbf_low_hours:.3g} and {fit.mtbf_high_hours:.3g} h{rate}: {said[0]}; {said[1]}."
+    ]
+
+
+def _wrapped(text: str, lead: str = "") -> str:
+    return click.wrap_text(text, width=100, initial_indent=lead, subsequent_indent=" " * len(lead))

@@ -1,0 +1,283 @@
+"""What a store holds, at a glance; reads manifests and segment headers only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from cpr_ext.errors import DamageError
+from cpr_ext.state.dtypes import DTYPE_NAMES
+from cpr_ext.state.position import is_count
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
+from cpr_ext.wings.tools.maintenance.row_reading import shard_rows
+
+
+@dataclass(frozen=True)
+class Point:
+    """A state one can go back to: the newest snapshot, or a full-recovery point.
+
+    Attributes:
+        is_rounded: some of its rows are kept in fewer bits; None: not known, a header is damaged.
+    """
+
+    snapshot: int
+    step: int
+    num_samples: int
+    is_full_recovery_point: bool
+    dense_bytes: int
+    is_rounded: bool | None = False
+
+
+@dataclass(frozen=True)
+class PrecisionSummary:
+    """What the newest snapshot's segments keep in one precision.
+
+    Attributes:
+        kept_as: "exact", a precision such as "int8", or "row ids".
+        file_bytes: without padding.
+    """
+
+    kept_as: str
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """The live segments of a shard; ``newest_step`` is that of its newest captured rows."""
+
+    shard: int
+    segments: int
+    file_bytes: int
+    base_bytes: int
+    base_step: int
+    newest_step: int
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """A table and, in the newest snapshot, its per-row states (``name dtype row-shape``)."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    dtype: str
+    row_states: tuple[str, ...]
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class KeysSummary:
+    """The keys of a keyed table in the newest snapshot.
+
+    Attributes:
+        held: slots that have a key.
+        evicted: keys that the snapshot before had, and no slot has any more; None: it was not
+            known, as later snapshots had been dropped.
+    """
+
+    table: str
+    slots: int
+    held: int
+    evicted: int | None
+
+
+@dataclass(frozen=True)
+class StoreSummary:
+    """What a store holds.
+
+    Attributes:
+        points: recovery points, newest last; empty: no snapshot was committed as a whole.
+        file_bytes: of all live segments, dense parts included.
+        precisions: what the newest snapshot's rows take, by precision.
+        keys: of keyed tables.
+    """
+
+    store: str
+    num_shards: int
+    points: tuple[Point, ...]
+    shards: tuple[ShardSummary, ...]
+    tables: tuple[TableSummary, ...]
+    file_bytes: int
+    precisions: tuple[PrecisionSummary, ...] = ()
+    keys: tuple[KeysSummary, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableDetails:
+    """How old the rows of a table are in the newest snapshot.
+
+    Attributes:
+        steps_behind: how many steps before the newest snapshot rows were captured: of the
+            freshest row, at the quartiles, and of the oldest; at least so many for rows that a
+            repair wrote again.
+        rows_by_step: captured step -> rows captured then, newest first.
+    """
+
+    table: TableSummary
+    step: int
+    steps_behind: tuple[int, int, int, int, int]
+    rows_by_step: dict[int, int]
+
+
+def inspect(store: str | os.PathLike[str]) -> StoreSummary:
+    """Summarise a store.
+
+    Raises:
+        StoreError: not a store, or a version not known here.
+        DamageError: a manifest, or a header of the newest snapshot, is damaged.
+    """
+    return read_committed(store, _inspect)
+
+
+def _inspect(reader: StoreReader) -> StoreSummary:
+    points = tuple(
+        Point(
+            *(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes),
+            is_rounded,
+        )
+        for r, is_rounded in zip(reader.manifest.dense, _are_rounded(reader), strict=True)
+    )
+    shards = tuple(
+        _summarise_shard(shard, records) for shard, records in enumerate(reader.manifest.shards)
+    )
+    return StoreSummary(
+        store=str(reader.directory),
+        num_shards=reader.num_shards,
+        points=points,
+        shards=shards,
+        tables=tuple(_summarise_table(reader, name) for name in reader.tables),
+        file_bytes=sum(s.file_bytes for s in shards) + sum(p.dense_bytes for p in points),
+        precisions=_summarise_precisions(reader),
+        keys=_summarise_keys(reader),
+    )
+
+
+def _are_rounded(reader: StoreReader) -> list[bool | None]:
+    """Return whether each point has rounded rows; None: a header of it is damaged."""
+    found: list[bool | None] = [False] * len(reader.manifest.dense)
+    for records in reader.manifest.shards:
+        own = [_is_rounded(reader, record) for record in records]
+        newest, since_base = 0, set[bool | None]()
+        for index, point in enumerate(reader.manifest.dense):
+            while newest < len(records) and records[newest].snapshot <= point.snapshot:
+                if records[newest].kind == "base":
+                    since_base.clear()
+                since_base.add(own[newest])
+                newest += 1
+            if None in since_base or found[index] is None:
+                found[index] = None
+            elif True in since_base:
+                found[index] = True
+    return found
+
+
+def _is_rounded(reader: StoreReader, record: SegmentRecord) -> bool | None:
+    try:
+        return reader.open(record).is_rounded
+    except DamageError:
+        return None
+
+
+def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
+    if not reader.manifest.dense or not any(table.keys for table in reader.tables.values()):
+        return ()
+    segment = reader.open(reader.newest())
+    noted = segment.metadata.get("keys")
+    found = []
+    for name, table in reader.tables.items():
+        if not table.keys:
+            continue
+        counts = noted.get(name) if isinstance(noted, dict) else None
+        held, evicted = map((counts if isinstance(counts, dict) else {}).get, ("held", "evicted"))
+        if held is None or not (is_count(held) and (evicted is None or is_count(evicted))):
+            raise DamageError(f"{segment.path}: its numbers of keys are not as written")
+        found.append(KeysSummary(name, table.num_embeddings, held, evicted))
+    return tuple(found)
+
+
+def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
+    """Add up what is kept in each precision; shards with a damaged header are left out."""
+    sizes: dict[str, int] = {}
+    for shard in range(reader.num_shards if reader.manifest.dense else 0):
+        try:
+            opened = reader.open_at(shard, reader.newest().snapshot)
+        except DamageError:
+            continue
+        for segment in opened:
+            for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
+                sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
+    return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
+
+
+def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
+    """Return how old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
+
+    Raises:
+        StoreError: not a store, or it holds no snapshot.
+        UsageError: no such table.
+        DamageError: a header or row ids are damaged.
+    """
+    return read_committed(store, lambda reader: _inspect_table(reader, table))
+
+
+def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
+    reader.table(table)
+    newest = reader.newest()
+    steps = torch.cat(
+        [
+            _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
+            for shard in range(reader.num_shards)
+            for begin, end in [reader.row_range(table, shard)]
+        ]
+    )
+    captured, counts = torch.unique(steps, return_counts=True)
+    behind = (newest.last_step - steps).sort().values
+    quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
+    return TableDetails(
+        _summarise_table(reader, table),
+        newest.last_step,
+        (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
+        dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
+    )
+
+
+def _row_steps(rows: NewestRows, begin: int, end: int) -> torch.Tensor:
+    """Return the step of each row [begin, end)."""
+    steps = torch.full((end - begin,), -1, dtype=torch.int64)
+    for segment in rows.segments:
+        for chunk in segment.chunks_of(rows.table):
+            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
+    return steps
+
+
+def _summarise_shard(shard: int, records: tuple[SegmentRecord, ...]) -> ShardSummary:
+    bases = [record for record in records if record.kind == "base"]
+    return ShardSummary(
+        shard=shard,
+        segments=len(records),
+        file_bytes=sum(record.file_bytes for record in records),
+        base_bytes=sum(record.file_bytes for record in bases),
+        base_step=max((record.last_step for record in bases), default=-1),
+        newest_step=max((record.last_step for record in records), default=-1),
+    )
+
+
+def _summarise_table(reader: StoreReader, name: str) -> TableSummary:
+    table = reader.table(name)
+    states: tuple[str, ...] = ()
+    row_bytes = table.embedding_dim * table.dtype.itemsize
+    shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(name, s))))
+    if reader.manifest.dense:
+        arrays = shard_rows(reader, shard, name, reader.newest().snapshot).arrays
+        states = tuple(
+            " ".join([a.name, DTYPE_NAMES[a.dtype], *("x".join(map(str, a.row_shape)).split())])
+            for a in arrays
+            if a.name != "weight"
+        )
+        row_bytes = sum(array.row_bytes for array in arrays)
+    return TableSummary(
+        name, table.num_embeddings, table.embedding_dim, DTYPE_NAMES[table.dtype], states, row_bytes
+    )

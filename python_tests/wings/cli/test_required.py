@@ -1,0 +1,97 @@
+"""Optional packages: which commands need none, and how a missing one is named before the work."""
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+
+import pytest
+
+from python_tests.wings.tools.maintenance.stores import trained_store
+
+OPTIONAL = (
+    *("matplotlib", "pyarrow", "sklearn", "scipy", "pandas", "safetensors", "torchrec"),
+    "fbgemm_gpu",
+)
+
+
+@pytest.fixture
+def blocked(monkeypatch):
+    """Nothing of the optional packages is installed, nor was any imported before."""
+    find_spec = PathFinder.find_spec
+
+    def find_others(name, path=None, target=None):
+        return None if name.partition(".")[0] in OPTIONAL else find_spec(name, path, target)
+
+    monkeypatch.setattr(PathFinder, "find_spec", find_others)
+    for name in [name for name in sys.modules if name.partition(".")[0] in OPTIONAL]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("matplotlib")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    def remove(*modules):
+        for module in modules:
+            monkeypatch.setitem(sys.modules, module, None)
+
+    return remove
+
+
+@pytest.mark.usefixtures("blocked")
+def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, tmp_path):
+    store = tmp_path / "store"
+    trained_store(store).checkpointer.close()
+    job = ("--job-hours", 100, "--shards", 8, "--mtbf-hours", 25, "--save-minutes", 4)
+    disk = ("--write-mb-per-second", 500, "--read-mb-per-second", 500)
+    for command in (
+        ("inspect", store),
+        ("inspect", store, "--table", "tables.big", "--json"),
+        ("verify", store),
+        ("export", store, tmp_path / "out"),
+        ("export", store, tmp_path / "out_torch", "--format", "torch"),
+        ("repair", store),
+        ("plan", "--preset", "abstract-56h", "--json"),
+        ("plan", *job, "--load-minutes", 2),
+        ("plan", "--store", store, *job[:2], *job[4:6], *disk),
+    ):
+        code, _, error = cpr(*command)
+        assert code == 0, (command, error)
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "words"),
+    [
+        (["sklearn"], ["train"], "cpr train needs scikit-learn: pip install 'cpr_ext[train]'"),
+        (
+            ["sklearn", "pyarrow"],
+            ["train", "--data", "criteo:x"],
+            "cpr train needs scikit-learn, pyarrow: pip",
+        ),
+        (["matplotlib"], ["train", "--plot", "x.png"], "cpr train --plot needs matplotlib: pip"),
+        (["sklearn"], ["emulate"], "cpr emulate needs scikit-learn: pip install"),
+        (["matplotlib"], ["report", ".", "-o", "x.html"], "cpr report needs matplotlib: pip"),
+        (
+            ["matplotlib"],
+            ["plan", "--preset", "abstract-56h", "--plot", "x.png"],
+            "cpr plan --plot needs matplotlib: pip",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_before_the_work(
+    cpr, without, tmp_path, monkeypatch, missing, command, words
+):
+    monkeypatch.chdir(tmp_path)
+    without(*missing)
+    code, output, error = cpr(*command)
+    assert (code, output) == (2, "")
+    assert words in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_was_never_installed_is_missing(cpr, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, error = cpr("train")
+    assert (code, "needs scikit-learn" in error) == (2, True)

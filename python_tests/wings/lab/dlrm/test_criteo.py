@@ -1,0 +1,211 @@
+import gzip
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpr_ext.errors import DataError, UsageError
+from cpr_ext.wings.lab.dlrm.batch import Batch
+from cpr_ext.wings.lab.dlrm.criteo import Criteo
+from cpr_ext.wings.lab.dlrm.presets import find_preset
+
+Lines = Callable[[int], list[bytes]]
+TINY = find_preset("tiny").criteo_num_embeddings
+LARGE = (2**32,) * 26  # hashing to so many rows changes no category
+
+
+def write(file: Path, lines: Iterable[bytes]) -> Path:
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    return file
+
+
+def flat(batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Dense (n, 13), indices (26, n), labels (n,) of all batches."""
+    parts = [(b.dense, torch.stack(b.indices), b.labels) for b in batches]
+    return (
+        torch.cat([part[0] for part in parts]),
+        torch.cat([part[1] for part in parts], dim=1),
+        torch.cat([part[2] for part in parts]),
+    )
+
+
+def plain_sample(line: bytes) -> tuple[list[float], list[int], float]:
+    label, *fields = line.split(b"\t")
+    dense = [np.log1p(max(int(field or b"0"), 0)) for field in fields[:13]]
+    return dense, [int(field or b"0", 16) for field in fields[13:]], float(label)
+
+
+def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> None:
+    lines = criteo_lines(2000)
+    source = Criteo(write(tmp_path / "train.txt", lines), LARGE)
+    is_test = np.arange(2000) // 256 % 7 == 6
+    for batches, mine in (
+        (source.train_batches(100), ~is_test),
+        (source.test_batches(100), is_test),
+    ):
+        dense, indices, labels = flat(batches)
+        expected = [plain_sample(lines[row]) for row in np.flatnonzero(mine)]
+        np.testing.assert_allclose(dense, [sample[0] for sample in expected], rtol=1e-6)
+        assert indices.T.tolist() == [sample[1] for sample in expected]
+        assert labels.tolist() == [sample[2] for sample in expected]
+
+
+def test_dictionary_numbers_training_categories_in_first_seen_order(criteo_file: Path) -> None:
+    _, full, _ = flat(Criteo(criteo_file, LARGE).train_batches(1000))
+    source = Criteo(criteo_file, (50,) * 26, encoding="dictionary")
+    test_first = flat(source.test_batches(1000))  # must not enter the dictionary
+    _, encoded, _ = flat(source.train_batches(1000))
+    for categories, row_ids in zip(full.tolist(), encoded.tolist(), strict=True):
+        seen: dict[int, int] = {}
+        for category in categories:
+            if len(seen) < 49:
+                seen.setdefault(category, len(seen) + 1)
+        assert row_ids == [seen.get(category, 0) for category in categories]
+    again = Criteo(criteo_file, (50,) * 26, encoding="dictionary")
+    assert all(map(torch.equal, flat(again.test_batches(1000)), test_first))
+
+
+def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> None:
+    # Two members, as of concatenated archives.
+    text = criteo_file.read_bytes()
+    middle = text.index(b"\n", len(text) // 2) + 1
+    packed = tmp_path / "train.txt.gz"
+    packed.write_bytes(gzip.compress(text[:middle]) + gzip.compress(text[middle:]))
+    plain, compressed = (
+        flat(Criteo(file, LARGE).train_batches(100)) for file in (criteo_file, packed)
+    )
+    assert all(map(torch.equal, plain, compressed))
+
+
+def test_last_of_several_days_is_for_testing(tmp_path: Path, criteo_lines: Lines) -> None:
+    lines = criteo_lines(900)
+    for day, name in enumerate(("day_0", "day_1", "day_2")):
+        write(tmp_path / name, lines[300 * day : 300 * (day + 1)])
+    source = Criteo(tmp_path, LARGE)
+    labels = [plain_sample(line)[2] for line in lines]
+    assert flat(source.train_batches(70))[2].tolist() == labels[:600]
+    assert flat(source.test_batches(70))[2].tolist() == labels[600:]
+    # Batch 6 begins in the second file.
+    assert flat(source.train_batches(70, first_batch=6))[2].tolist() == labels[420:600]
+
+
+GOOD_TAIL = b"\t".join([b"1"] * 13 + [b"a"] * 26)
+
+
+@pytest.mark.parametrize(
+    ("bad", "warning", "is_kept"),
+    [
+        (b"1\t2", "lines skipped: not 40 tab-separated fields", False),
+        (b"0\t" + GOOD_TAIL + b"\tb", "lines skipped: not 40 tab-separated fields", False),
+        (b"\x80\xff", "lines skipped: not 40 tab-separated fields", False),  # not UTF-8
+        (b"", "rows skipped: the label is not 0 or 1", False),
+        (b"2\t" + GOOD_TAIL, "rows skipped: the label is not 0 or 1", False),
+        (
+            b"1\tone" + GOOD_TAIL[1:],
+            "integer features that are not a whole number, taken as missing",
+            True,
+        ),
+        (
+            b"1\t" + GOOD_TAIL[:-1] + b"\xff\x00",
+            "categorical features that are not 1-8 hex digits, taken as missing",
+            True,
+        ),
+    ],
+)
+def test_malformed_input_is_counted_once_however_often_it_is_read(
+    tmp_path: Path, criteo_lines: Lines, bad: bytes, warning: str, is_kept: bool
+) -> None:
+    lines = [*criteo_lines(1900), bad, bad, *criteo_lines(100)]
+    source = Criteo(write(tmp_path / "train.txt", lines), TINY)
+    for _ in range(2):
+        num_samples = sum(
+            len(flat(batches)[2])
+            for batches in (source.train_batches(100), source.test_batches(100))
+        )
+        assert source.warnings() == [f"train.txt: 2 {warning}"]
+    assert num_samples == 2000 + 2 * is_kept
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"1," + GOOD_TAIL.replace(b"\t", b","), "300 do not have 40 tab-separated fields, 0 have"),
+        (b"7\t" + GOOD_TAIL, "0 do not have 40 tab-separated fields, 300 have a label other"),
+    ],
+)
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_file_without_a_valid_line_is_an_error(
+    tmp_path: Path, line: bytes, words: str, side: str
+) -> None:
+    source = Criteo(write(tmp_path / "train.txt", [line] * 300), TINY)
+    batches = source.train_batches(10) if side == "train" else source.test_batches(10)
+    with pytest.raises(DataError, match=f"train.txt: no valid line: {words}") as raised:
+        list(batches)
+    assert ("it looks comma-separated" in str(raised.value)) == (b"," in line)
+
+
+FIELD = st.one_of(
+    st.just(b""), st.integers(-5, 10**9).map(lambda number: str(number).encode()), st.binary()
+).map(lambda field: re.sub(rb"[\t\r\n]", b"", field))
+LINE = st.one_of(
+    st.lists(FIELD, min_size=40, max_size=40).map(b"\t".join),
+    st.lists(FIELD, max_size=45).map(b"\t".join),
+    st.lists(FIELD, min_size=39, max_size=39).map(lambda rest: b"\t".join([b"1", *rest])),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=st.lists(LINE, min_size=1, max_size=6))
+def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> None:
+    first = b"0\t" + GOOD_TAIL
+    file = write(tmp_path / "train.txt", [first, *lines])
+    source = Criteo(file, TINY, test_path=file)
+    _, indices, labels = flat(source.train_batches(3))
+    for row_ids, size in zip(indices, TINY, strict=True):
+        assert row_ids.min() >= 0
+        assert row_ids.max() < size
+    skipped = [int(text.split()[1]) for text in source.warnings() if "skipped" in text]
+    assert len(labels) + sum(skipped) == 1 + len(lines)
+
+
+def test_truncated_archive_is_named(tmp_path: Path, criteo_file: Path) -> None:
+    whole = gzip.compress(criteo_file.read_bytes())
+    file = tmp_path / "day_0.gz"
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"day_0\.gz: cannot be read as a Criteo log"):
+        list(Criteo(file, TINY).train_batches(100))
+
+
+def test_archive_of_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(DataError, match=r"day_0\.gz.*Empty"):
+        list(Criteo(tmp_path, TINY).train_batches(100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_embeddings": (5,) * 25}, "26 tables"),
+        ({"num_embeddings": (5,) * 25 + (0,)}, "26 tables"),
+        ({"encoding": "one-hot"}, "'one-hot'; allowed: hash, dictionary"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    criteo_file: Path, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Criteo(criteo_file, **({"num_embeddings": TINY} | arguments))
+
+
+def test_missing_pyarrow_names_the_remedy(
+    criteo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
+        next(Criteo(criteo_file, TINY).train_batches(100))

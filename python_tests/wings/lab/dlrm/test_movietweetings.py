@@ -1,0 +1,117 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from cpr_ext.errors import DataError
+from cpr_ext.wings.lab.dlrm.movietweetings import MovieTweetings
+
+GOOD = "1::10::8::1400000000\n"
+
+
+def write(folder: Path, ratings: str, movies: str = "10::One (1999)::Drama\n") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "ratings.dat").write_text(ratings)
+    (folder / "movies.dat").write_text(movies)
+    return folder
+
+
+def test_samples_are_those_of_the_files(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "7::20::7::7200\n3::10::8::3600\n3::30::10::90000\n",
+        "10::One (1999)::Drama|Comedy\n20::Two::\n30::A::B (1950)::Western\n",
+    )
+    source = MovieTweetings(tmp_path)
+    assert source.table_names == ("user", "movie", "genre", "year", "hour")
+    assert source.num_embeddings == (2, 3, 3, 3, 24)
+    assert source.num_train_samples == 2
+    train = sorted(
+        (batch.labels.item(), [rows.tolist() for rows in batch.indices])
+        for batch in source.train_batches(1)
+    )
+    # Users 3, 7; movies 10, 20, 30; genres Comedy, Drama, Western; years none, 1950, 1999.
+    assert train == [(0.0, [[1], [1], [], [0], [2]]), (1.0, [[0], [0], [0, 1], [2], [1]])]
+    (test,) = source.test_batches(10)
+    assert [rows.tolist() for rows in test.indices] == [[0], [2], [2], [1], [1]]
+
+
+def test_bags_of_genres_hold_each_samples_own(movietweetings_folder: Path) -> None:
+    genres = {10: [1, 2], 20: [], 30: [2], 40: [0, 1, 2]}  # of Action, Comedy, Drama
+    movies = sorted(genres)
+    for batch in MovieTweetings(movietweetings_folder).train_batches(50, seed=2):
+        ends = [*batch.offsets[2].tolist(), len(batch.indices[2])]
+        for sample, movie in enumerate(batch.indices[1].tolist()):
+            bag = batch.indices[2][ends[sample] : ends[sample + 1]]
+            assert bag.tolist() == genres[movies[movie]]
+
+
+def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path: Path) -> None:
+    # One rating an hour, so that the hour names the rating.
+    lines = [f"1::10::9::{3600 * hour}\n" for hour in range(20)]
+    source = MovieTweetings(write(tmp_path, "".join(reversed(lines))))
+    (test,) = source.test_batches(100)
+    assert test.indices[4].tolist() == [18, 19]
+    (train,) = source.train_batches(100)
+    assert sorted(train.indices[4].tolist()) == list(range(18))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1::10::8", "not 4 fields"),
+        ("", "not 4 fields"),
+        ("1::10::8::1::2", "not 4 fields"),
+        ("1::x::8::1400000000", "a field that is not a whole number"),
+        ("1::10::-1::1400000000", "a field that is not a whole number"),
+        ("1::10::8.5::1400000000", "a field that is not a whole number"),
+        ("1::1_0::8::1400000000", "a field that is not a whole number"),
+        ("1::10::8::" + "9" * 30, "a field that is not a whole number"),
+        ("1::10::11::1400000000", "a rating above 10"),
+        ("1::10::8::999999999999999", "a time after the year 9999"),
+    ],
+)
+def test_malformed_ratings_are_skipped_and_reported(tmp_path: Path, line: str, reason: str) -> None:
+    source = MovieTweetings(write(tmp_path, GOOD * 10 + f"{line}\n" * 2 + GOOD))
+    assert source.warnings() == [f"ratings.dat: 2 lines skipped: {reason}"]
+    assert source.num_train_samples == 11 * 9 // 10
+
+
+def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(
+    tmp_path: Path,
+) -> None:
+    movies = "10::One (1999)::Drama\n10::Again (2000)::Comedy\nx::Two (1999)::\n30\n"
+    source = MovieTweetings(write(tmp_path, GOOD * 10 + "2::99::3::1400000000\n" * 3, movies))
+    assert source.num_train_samples == 11
+    assert source.num_embeddings[2:4] == (1, 2)
+    assert source.warnings() == [
+        "movies.dat: 1 lines skipped: a movie listed before",
+        "movies.dat: 1 lines skipped: a movie number that is not a whole number",
+        "movies.dat: 1 lines skipped: not 3 fields",
+        "3 ratings of movies that movies.dat does not list are kept without genre and year",
+    ]
+
+
+@pytest.mark.parametrize("missing", ["ratings.dat", "movies.dat"])
+def test_missing_file_is_named_with_the_remedy(movietweetings_folder: Path, missing: str) -> None:
+    (movietweetings_folder / missing).unlink()
+    with pytest.raises(DataError, match=rf"{missing}: no such file.*sidooms/MovieTweetings"):
+        MovieTweetings(movietweetings_folder)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere/ratings\.dat: no such file"):
+        MovieTweetings(tmp_path / "nowhere")
+
+
+def test_no_well_formed_rating_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ratings\.dat has no well-formed line"):
+        MovieTweetings(write(tmp_path, "nonsense\n"))
+
+
+def test_truncated_archive_is_named(movietweetings_folder: Path) -> None:
+    whole = gzip.compress((movietweetings_folder / "ratings.dat").read_bytes())
+    (movietweetings_folder / "ratings.dat").unlink()
+    (movietweetings_folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"ratings\.dat\.gz: cannot be read"):
+        MovieTweetings(movietweetings_folder)

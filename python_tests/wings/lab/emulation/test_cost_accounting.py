@@ -1,0 +1,74 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.wings.lab.emulation.cost_accounting import PlayedFailure, charge, running_pls
+from cpr_ext.wings.lab.emulation.strategies import EmulatedRounding, EmulatedStrategy
+from cpr_ext.wings.policy import JobCosts, ParityCosts
+
+COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)
+
+
+def failure(num_samples: int = 0, shards: tuple[int, ...] = (0,), lost: float = 0) -> PlayedFailure:
+    return PlayedFailure(
+        hour=0.0,
+        num_samples=num_samples,
+        shards=shards,
+        lost_computation_hours=lost,
+        rows_restored=0,
+        rows_stale=0,
+        recover_seconds=0.0,
+    )
+
+
+def test_full_recovery_pays_for_loading_everything_and_training_again() -> None:
+    overhead = charge(
+        EmulatedStrategy("full", 2.5), 20, [failure(lost=1.5), failure(lost=0.25)], COSTS
+    )
+    assert overhead.save_hours == pytest.approx(2.0)
+    assert overhead.load_hours == pytest.approx(0.1)
+    assert overhead.lost_computation_hours == pytest.approx(1.75)
+    assert overhead.reschedule_hours == pytest.approx(0.14)
+    assert overhead.total_hours == pytest.approx(3.99)
+
+
+def test_with_parity_all_pay_for_rebuilding_and_double_losses_for_the_store_too() -> None:
+    made_good = replace(failure(), is_by_parity=True)
+    parity = ParityCosts(4, steady_share=0.02, rebuild_hours=0.4, rebuild_stall=0.25)
+    strategy = EmulatedStrategy("parity", 40)
+    overhead = charge(strategy, 1, [made_good, made_good, failure()], COSTS, parity, 50)
+    assert overhead.save_hours == pytest.approx(0.1)
+    assert overhead.load_hours == pytest.approx(3 * 0.1 + 0.02)
+    assert overhead.reschedule_hours == pytest.approx(3 * 0.07)
+    assert overhead.parity_hours == pytest.approx(1.0)
+    # Another strategy of the same scenario has no parity to pay for.
+    assert charge(EmulatedStrategy("cpr-mfu", 40), 1, [], COSTS, parity, 50).parity_hours == 0
+
+
+def test_a_save_of_rounded_rows_costs_by_its_bytes() -> None:
+    rounding = EmulatedRounding("int8", 0.25)
+    rounded = charge(EmulatedStrategy("cpr-mfu", 40, 0.125, rounding), 24, [], COSTS)
+    exact = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
+    assert rounded.save_hours == pytest.approx(0.25 * exact.save_hours)
+
+
+@given(
+    moments=st.lists(st.integers(1, 1000), max_size=6).map(sorted),
+    saves=st.lists(st.integers(0, 1000), max_size=6),
+    shards=st.sets(st.integers(0, 7), min_size=1),
+)
+def test_pls_is_that_of_a_plain_replay(
+    moments: list[int], saves: list[int], shards: set[int]
+) -> None:
+    lost, expected = 0, []
+    for moment in moments:
+        last_save = 0
+        for sample in range(moment + 1):  # replay sample by sample
+            if sample in saves:
+                last_save = sample
+        lost += len(shards) * (moment - last_save)
+        expected.append(lost / (1000 * 8))
+    failures = [failure(moment, tuple(sorted(shards))) for moment in moments]
+    assert running_pls(failures, saves, 1000, 8) == pytest.approx(expected)

@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+
+from cpr_ext import Precision
+from cpr_ext.errors import UsageError
+from cpr_ext.wings.lab.emulation.presets import find_scenario
+from cpr_ext.wings.lab.emulation.run_strategy import Training
+from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedRounding
+from cpr_ext.wings.policy import ParityCosts
+
+
+def test_intervals_of_the_abstract_follow_from_its_formulas() -> None:
+    scenario = find_scenario("abstract-56h")
+    assert scenario.strategy("full").interval_hours == pytest.approx((2 * 5.3 / 60 * 28) ** 0.5)
+    assert scenario.strategy("partial").interval_hours == scenario.strategy("full").interval_hours
+    assert scenario.strategy("cpr-vanilla").save_every_hours == pytest.approx(44.8)
+    assert scenario.strategy("cpr-mfu").save_every_hours == pytest.approx(5.6)
+    assert scenario.strategy("cpr-mfu").interval_hours == pytest.approx(44.8)
+    tight = replace(scenario, pls_target=0.01)
+    assert tight.strategy("cpr-ssu").save_every_hours == pytest.approx(0.56)
+    loose = replace(scenario, pls_target=1.0)
+    assert loose.strategy("cpr-vanilla").interval_hours == 56
+
+
+def test_rounded_rows_are_those_of_a_priority_and_their_bytes_can_be_spent() -> None:
+    scenario = find_scenario("abstract-56h")
+    smaller = replace(scenario, rounding=EmulatedRounding("int8", 0.25))
+    oftener = replace(scenario, rounding=EmulatedRounding("int8", 0.25, spends_bytes=True))
+    assert smaller.strategy("cpr-mfu").save_every_hours == pytest.approx(5.6)
+    assert oftener.strategy("cpr-mfu").save_every_hours == pytest.approx(1.4)
+    assert smaller.strategy("cpr-mfu").precision == Precision(partial="int8")
+    for name in ("full", "partial", "cpr-vanilla"):
+        assert smaller.strategy(name) == oftener.strategy(name) == scenario.strategy(name)
+        assert smaller.strategy(name).precision.is_exact
+    with pytest.raises(UsageError, match=r"row_share is 1\.5"):
+        EmulatedRounding("int8", 1.5)
+
+
+def test_every_strategy_recovers_by_its_rules() -> None:
+    parity = ParityCosts(4, steady_share=0.03, rebuild_hours=0.1)
+    scenario = replace(find_scenario("abstract-56h"), parity=parity)
+    rules = {name: scenario.strategy(name).recovery for name in STRATEGIES}
+    assert rules.pop("no-failure") == "none"
+    assert rules.pop("full") == "full"
+    assert rules.pop("parity") == "exact"
+    assert set(rules.values()) == {"partial"}
+
+
+def test_parity_without_a_group_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="give --parity-group-size"):
+        find_scenario("abstract-56h").strategy("parity")
+
+
+@pytest.mark.parametrize(
+    "change", [{"pls_target": 0}, {"pls_target": 1.5}, {"fraction": 0}, {"num_failures": -1}]
+)
+def test_a_scenario_out_of_range_is_refused_by_name(change: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(change))):
+        replace(find_scenario("abstract-56h"), **change)
+
+
+def test_a_stream_needs_a_number_of_steps() -> None:
+    class Stream:
+        name, num_train_samples = "stream", None
+        recommended = Training().open(0).recommended
+
+    with pytest.raises(UsageError, match="--steps"):
+        Training().clock(Stream(), 10)
+    assert Training(max_steps=5).clock(Stream(), 10).total_steps == 5

@@ -1,0 +1,42 @@
+"""The picture and the table of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from cpr_ext.errors import UsageError
+from cpr_ext.wings.lab.report.run_picture import _smooth, draw_runs
+
+RUN = {
+    "auc": 0.75,
+    "losses": [[100.0 * i, 1.0 / i] for i in range(1, 30)],
+    "failures": [{"num_samples": 1500, "shards": [0, 3]}],
+    "snapshot_log": [[100, "base"], [900, "partial"]],
+}
+
+
+def test_runs_become_a_png_of_a_readable_size(tmp_path: Path) -> None:
+    picture = tmp_path / "runs.png"
+    draw_runs({"a": RUN, "b": {**RUN, "failures": []}}, picture)
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+    assert width >= 1000
+    assert height >= 600
+
+
+def test_a_run_without_losses_can_be_drawn(tmp_path: Path) -> None:
+    draw_runs({"short": {**RUN, "losses": [], "snapshot_log": []}}, tmp_path / "run.png")
+    assert (tmp_path / "run.png").exists()
+
+
+def test_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run"):
+        draw_runs({}, tmp_path / "run.png")
+
+
+def test_smoothing_looks_only_back() -> None:
+    _, values = _smooth([[i, 0.0 if i < 10 else 5.0] for i in range(20)], window=5)
+    assert (values[:10] == 0).all()
+    assert values[10] == 1.0
+    assert values[14] == 5.0

@@ -1,0 +1,185 @@
+"""A loop is killed and recovered in new processes: what it forgets is found, and named."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import cpr_ext
+from cpr_ext.errors import NotProvenError, UsageError
+from cpr_ext.wings.cli.app import app
+from cpr_ext.wings.proving.prove import prove_script
+from python_tests.wings.proving import loops_of_functions as functions
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = str(Path(__file__).with_name("omissions.py"))
+
+
+def test_a_script_that_saves_all_is_proven_and_its_own_store_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    proof = prove_script(SCRIPT)
+    assert proof.is_proven, str(proof)
+    assert proof.kills == [1, 2, 3, 4]
+    assert proof.compared["arrays of tables"] == 3
+    assert proof.compared["inputs"] >= 2
+    assert proof.compared["losses"] == 1
+    assert proof.warnings == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "what", "variable", "remedy"),
+    [
+        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "stateful=[reader]"),
+        ("generator", "input 1 of ", "train: generator", "stateful=[generator]"),
+        ("scheduler", "'lr' of group 0: it is 0.1, and was 0.05", "", "before the Checkpointer's"),
+        ("average", "average.weights['0.weight']", "average.weights", "save average.weights with"),
+        ("inner", "of the model", "train: dense.state[0]", "Checkpointer(model, [..., dense]"),
+        ("teacher", "loss 1", "teacher.weight", "one module that holds the model and teacher"),
+    ],
+)
+def test_what_a_script_forgets_is_named_with_its_remedy(forgotten, what, variable, remedy):
+    proof = prove_script(SCRIPT, [forgotten])
+    assert not proof.is_proven
+    found = proof.difference
+    assert (found.killed_after, found.step) == (1, 2)
+    assert what in f"{found.what}: {found.how}"
+    assert variable in "".join(found.variables[:1])
+    assert remedy in found.remedy
+    assert found.remedy in str(proof)
+
+
+def test_a_variable_that_may_differ_is_ignored():
+    assert prove_script(SCRIPT, ["average"], steps=3, ignore=["average"]).is_proven
+
+
+def test_functions_are_proven_and_what_build_returns_is_saved():
+    proof = cpr_ext.prove(functions.build, functions.train_step, steps=4)
+    assert "proven: python_tests.wings.proving.loops_of_functions.train_step" in str(proof)
+    with pytest.raises(
+        NotProvenError, match=r"(?s)input 1 of .*others.*position.*it is 3, and was 6"
+    ):
+        cpr_ext.prove(
+            functions.build, functions.train_step, 4, make_checkpointer=functions.forgets_others
+        )
+
+
+def test_functions_that_another_process_cannot_import_are_refused():
+    with pytest.raises(UsageError, match=r"build is .*<lambda>.*needed: a function at the top of"):
+        cpr_ext.prove(lambda: None, functions.train_step)
+    with pytest.raises(UsageError, match="steps is 1; a proof needs at least 2"):
+        cpr_ext.prove(functions.build, functions.train_step, steps=1)
+
+
+LOOP = """
+import torch, cpr_ext
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(40, 4), torch.nn.Linear(4, 1))
+{register}
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+with cpr_ext.Checkpointer(model, optimizer, {store}) as ckpt:
+    {recover}
+    for step in range(8):
+        {before}
+        model(torch.randint(0, 40, (6, 3))).mean().backward()
+        optimizer.step()
+        ckpt.step(6)
+"""
+GOOD = {
+    "register": "",
+    "store": "'store'",
+    "recover": "ckpt.recover()",
+    "before": "optimizer.zero_grad()",
+}
+
+
+def write(path, **changes):
+    path.write_text(LOOP.format(**{**GOOD, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {
+                "register": "model.register_buffer('seen', torch.zeros(1), persistent=False)",
+                "before": "optimizer.zero_grad(); model.seen += 1",
+            },
+            r"buffer 'seen', which state_dict\(\) lacks,: its value differs\n.*persistent=True",
+        ),
+        (
+            {"register": "import os", "store": "f'store-{os.getpid()}'"},
+            "the step: it resumes from step 0\n.*with the same directory each time",
+        ),
+        (
+            {"before": "pass"},
+            "number of gradients left from the step before: it is 0, and was (?s:.*)zero_grad",
+        ),
+        (
+            {"before": "torch.seed()"},
+            "two runs differ before any kill, in step 1: .*\n.*seed all generators",
+        ),
+    ],
+)
+def test_other_ways_to_differ(tmp_path, changes, text):
+    proof = prove_script(write(tmp_path / "train.py", **changes), steps=4)
+    with pytest.raises(AssertionError, match=text):
+        assert proof.is_proven, str(proof)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("print('nothing')", "makes no cpr_ext.Checkpointer, so there is nothing to prove"),
+        ("raise SystemExit('no data')", r"ended after 0 steps; .*\(exit status 1\):\n  \| no data"),
+    ],
+)
+def test_a_script_that_trains_nothing_says_so(tmp_path, source, text):
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    with pytest.raises(UsageError, match=text):
+        prove_script(str(script))
+
+
+def test_a_script_that_does_not_recover_shows_the_error_of_its_new_process(tmp_path):
+    script = write(tmp_path / "train.py", recover="pass")
+    with pytest.raises(UsageError, match=r"(?s)after the kill at step 1 .*call recover\(\) before"):
+        prove_script(script)
+
+
+def test_options_whose_losses_are_known_are_replaced_and_named(tmp_path):
+    script = write(tmp_path / "train.py", store="'store', precision=cpr_ext.Precision('int8')")
+    text = str(prove_script(script, steps=2))
+    assert "not proven: what snapshots lose by precision=Precision(" in text
+
+
+def test_the_command_ends_with_1_if_something_differs():
+    run = CliRunner().invoke
+    done = run(app, ["prove", "--steps", "3", SCRIPT, "generator"])
+    assert done.exit_code == 1
+    assert "remedy: pass stateful=[generator]" in done.output
+    done = run(app, ["prove", "--steps", "2", "--json", str(ROOT / "examples/quickstart.py")])
+    assert (done.exit_code, '"is_proven": true' in done.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("example", "module", "ignore"),
+    [
+        ("target_pls", "torch", []),
+        ("lightning_callback", "lightning.pytorch", []),
+        # What the Trainer keeps for its log; its own checkpoints lack it, too.
+        ("transformers_trainer", "transformers", ["_tr_loss", "grad_norm"]),
+    ],
+)
+def test_examples_that_train_resume(example, module, ignore, monkeypatch):
+    pytest.importorskip(module)
+    monkeypatch.chdir(ROOT)  # an example reads a file of it
+    proof = prove_script(str(ROOT / f"examples/{example}.py"), steps=3, ignore=ignore)
+    assert proof.is_proven, str(proof)
+
+
+def test_the_process_of_a_proof_is_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    script = write(tmp_path / "train.py", recover="open('no file')")
+    with pytest.raises(UsageError, match="No such file or directory: 'no file'"):
+        prove_script(script)

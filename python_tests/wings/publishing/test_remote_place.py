@@ -1,0 +1,212 @@
+"""A publication in object storage, and faults at any request for it."""
+
+from contextlib import contextmanager, suppress
+from unittest.mock import patch
+
+import pytest
+from torch import nn
+
+import cpr_ext
+from cpr_ext.wings.publishing import Subscriber, publish, read_publication
+from cpr_ext.wings.publishing.remote_place import RemotePlace
+from cpr_ext.wings.remote import RemoteError, range_reading
+from python_tests.helpers import assert_same, same_bits
+from python_tests.wings.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
+from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
+
+ADDRESS = "memory:///rows"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    found = trained_store(tmp_path / "store", snapshots=1)
+    yield found
+    found.die()
+
+
+@contextmanager
+def at(objects):
+    """All addresses lead to these objects."""
+    with (
+        patch("cpr_ext.wings.publishing.places.open_objects", lambda options: objects),
+        patch.object(range_reading, "FIRST_PAUSE_SECONDS", 0.0),
+    ):
+        yield objects
+
+
+@pytest.fixture
+def objects():
+    with at(MemoryObjects()) as found:
+        yield found
+
+
+def served():
+    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
+
+
+def weights(tables):
+    return {name: module.weight.detach().clone() for name, module in tables.items()}
+
+
+def train_and_save(trained):
+    trained.train(1)
+    trained.checkpointer.save()
+    trained.checkpointer.wait()
+
+
+def recovered_weights(trained):
+    trained.die()
+    _, rows, _ = recovered(trained.store.directory)
+    return {name: arrays["weight"] for name, arrays in rows.items()}
+
+
+def test_a_subscriber_reads_only_its_own_tables(objects, trained):
+    publish(trained.store.directory, ADDRESS)
+    objects.bytes_read = 0
+    applied = Subscriber(ADDRESS, {}).poll()
+    whole = sum(len(data) for key, data in objects.held.items() if key.startswith("files/"))
+    assert applied.file_bytes < whole / 4
+    assert objects.bytes_read < whole / 2
+
+
+@pytest.mark.parametrize("fault", ["fails", "answer lost", "twice", "ends before", "ends after"])
+def test_a_fault_at_any_request_leaves_the_old_state_or_the_new_one(trained, fault):
+    store, inner = trained.store.directory, MemoryObjects()
+    with at(inner):
+        publish(store, ADDRESS)
+        held = dict(inner.held)
+        train_and_save(trained)
+        publish(store, ADDRESS)
+        states = [{}, {}]
+        for tables, content in zip(states, (held, inner.held), strict=True):
+            tables.update(served())
+            with at(MemoryObjects()) as other:
+                other.held = dict(content)
+                Subscriber(ADDRESS, tables).poll()
+    number, was_reached = 0, True
+    while was_reached:
+        inner.held = dict(held)
+        faulty = FaultyObjects(inner, number, fault)
+        with at(faulty), suppress(RemoteError, TimeoutError, Cut):
+            publish(store, ADDRESS)
+        was_reached = faulty.count > number
+        number += 1
+        with at(inner):
+            found = read_publication(ADDRESS).number
+            tables = served()
+            assert Subscriber(ADDRESS, tables).poll().number == found
+            assert_same(weights(tables), weights(states[found - 1]))
+            publish(store, ADDRESS)  # the same publisher comes again
+            assert Subscriber(ADDRESS, tables).poll().number == 2
+            assert_same(weights(tables), weights(states[1]))
+    assert number > 6
+
+
+def test_a_fault_at_any_request_of_a_poll_changes_no_row(trained):
+    store, number, was_reached = trained.store.directory, 0, True
+    with at(MemoryObjects()) as inner:
+        publish(store, ADDRESS)
+    while was_reached:
+        tables = served()
+        before, faulty = weights(tables), FaultyObjects(inner, number, "fails")
+        with at(faulty):
+            subscriber = Subscriber(ADDRESS, tables)
+            try:
+                subscriber.poll()
+            except RemoteError:
+                assert_same(weights(tables), before)
+                subscriber.poll()
+            assert subscriber.number == 1
+        was_reached = faulty.count > number
+        number += 1
+    assert number > 4
+
+
+def test_of_two_publishers_one_wins_and_the_other_is_told(objects, trained):
+    store = trained.store.directory
+    publish(store, ADDRESS)
+    train_and_save(trained)
+    add_file, raced = RemotePlace.add_file, []
+
+    def slowly(self, file):
+        if not raced:
+            raced.append(True)
+            publish(store, ADDRESS)
+        add_file(self, file)
+
+    with (
+        patch.object(RemotePlace, "add_file", slowly),
+        pytest.raises(cpr_ext.StoreError, match="another process has published"),
+    ):
+        publish(store, ADDRESS)
+    assert Subscriber(ADDRESS, served()).poll().number == 2
+    assert publish(store, ADDRESS).number == 2
+
+
+def test_old_files_are_removed_and_a_late_subscriber_catches_up(objects, trained):
+    tables = served()
+    late = Subscriber(ADDRESS, tables)
+    store = trained.store.directory
+    publish(store, ADDRESS)
+    late.poll()
+    for _ in range(5):
+        train_and_save(trained)
+        publish(store, ADDRESS, renew_after=0.1)
+    index = read_publication(ADDRESS)
+    named = sum(len(update.files) for update in index.updates)
+    assert named <= len(objects.list("files/")) < named + 20
+    late.poll()
+    expected = recovered_weights(trained)
+    assert all(same_bits(found, expected[name]) for name, found in weights(tables).items())
+
+
+def test_an_address_that_holds_something_else_is_refused(objects, trained):
+    objects.held["objects/a"] = b"x"
+    with pytest.raises(cpr_ext.StoreError, match="is no publication"):
+        publish(trained.store.directory, ADDRESS)
+    assert list(objects.held) == ["objects/a"]
+
+
+def test_a_damaged_or_missing_file_is_named_and_changes_no_row(objects, trained):
+    publish(trained.store.directory, ADDRESS)
+    key = objects.list("files/")[0]
+    data = bytearray(objects.held[key])
+    data[-1] ^= 1
+    tables = served()
+    before = weights(tables)
+    for held in (bytes(data), bytes(data[:-1]), None):
+        objects.held[key] = held
+        if held is None:
+            del objects.held[key]
+        with pytest.raises(cpr_ext.DamageError, match="files/"):
+            Subscriber(ADDRESS, tables).poll()
+        assert_same(weights(tables), before)
+
+
+def test_a_publisher_that_slept_through_many_states_gets_an_error_and_removes_nothing(
+    objects, trained, monkeypatch
+):
+    store = trained.store.directory
+    publish(store, ADDRESS)
+    add_index, meanwhile = RemotePlace.add_index, []
+
+    def late(self, known, index):
+        if not meanwhile:
+            meanwhile.append(index)
+            for _ in range(5):
+                train_and_save(trained)
+                publish(store, ADDRESS, renew_after=100)
+        return add_index(self, known, index)
+
+    monkeypatch.setattr(RemotePlace, "add_index", late)
+    train_and_save(trained)
+    with pytest.raises(cpr_ext.StoreError, match="another process has published"):
+        publish(store, ADDRESS, renew_after=100)
+    tables = served()
+    assert Subscriber(ADDRESS, tables).poll().number == 6
+    train_and_save(trained)
+    assert publish(store, ADDRESS, renew_after=100).number == 7
+    expected = recovered_weights(trained)
+    tables = served()
+    Subscriber(ADDRESS, tables).poll()
+    assert_same(weights(tables), expected)

@@ -1,0 +1,104 @@
+"""A store of thousands of segments is copied and read with few open files.
+
+``pytest -m long -s`` prints times and requests of 5,000 segments; docs/remote.md has them.
+"""
+
+import json
+import sys
+
+import pytest
+
+from python_tests.helpers import run_python
+from python_tests.wings.remote.servers import empty_bucket, s3_service
+
+_LONG = (pytest.mark.long, pytest.mark.timeout(3600))
+CODE = """
+import json, resource, sys, time
+from collections import Counter
+from pathlib import Path
+import torch
+from torch import nn
+import cpr_ext
+from cpr_ext.wings.tools.maintenance import verify
+from cpr_ext.wings.remote import RemoteOptions, fetch_store, open_objects
+from cpr_ext.wings.remote.objects import StoredObjects
+
+service, directory, num_shards, num_partials, open_files = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+requests, results = Counter(), {}
+for name in ("replace", "write", "read", "read_tagged", "list", "delete"):
+    def counted(self, *arguments, _call=getattr(StoredObjects, name), _name=name):
+        requests[_name] += 1
+        return _call(self, *arguments)
+    setattr(StoredObjects, name, counted)
+
+def note(name, started):
+    results[name] = {"seconds": time.monotonic() - started, **requests}
+    requests.clear()
+
+def at(place, **options):
+    torch.manual_seed(1)
+    model = nn.Embedding(num_shards * 8, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    checkpointer = cpr_ext.Checkpointer(
+        model, optimizer, place, num_shards=num_shards, priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(10**9), rebase_after=None, save_at_close=False, **options)
+    checkpointer.recover()
+    return model, optimizer, checkpointer
+
+root = Path(directory)
+options = RemoteOptions("s3://bucket/job", **service)
+model, optimizer, checkpointer = at(root / "store")
+for number in range(num_partials + 1):
+    optimizer.zero_grad()
+    model(torch.arange(num_shards) * 8 + number % 8).sum().backward()  # a row of each shard
+    optimizer.step()
+    checkpointer.step(1)
+    checkpointer.save("partial" if number else "base")
+    checkpointer.wait()
+rows = model.weight.detach().clone()
+checkpointer.close()
+started = time.monotonic()
+_, _, checkpointer = at(root / "store", remote=options)
+assert checkpointer.store.origin.wait(500), checkpointer.remote_status()
+note("copy", started)
+state = checkpointer.store.origin._writer.newest
+results["segments"] = len(list(state.manifest.records()))
+results["document_bytes"] = len(checkpointer.store.origin._writer.newest.to_bytes())
+checkpointer.close()
+requests.clear()
+started = time.monotonic()
+fetch_store(open_objects(options), root / "copy")
+note("fetch", started)
+assert verify(root / "copy").is_sound
+started = time.monotonic()
+model, _, checkpointer = at(root / "new", remote=options)
+note("recovery", started)
+assert torch.equal(model.weight.detach(), rows)
+checkpointer.close()
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "num_partials", "open_files"),
+    [(32, 10, 128), pytest.param(16, 312, 256, marks=_LONG, id="5000 segments")],
+)
+def test_a_copy_of_many_segments_needs_few_open_files(
+    tmp_path, num_shards, num_partials, open_files
+):
+    with s3_service() as service:
+        empty_bucket(service)
+        arguments = [service, str(tmp_path), num_shards, num_partials, open_files]
+        printed = run_python(CODE, json.dumps(arguments), timeout_seconds=3600)
+    results = json.loads(printed.splitlines()[-1])
+    print(json.dumps(results), file=sys.stderr)
+    segments = results["segments"]
+    assert segments > num_shards * num_partials > 2 * open_files
+    assert results["copy"]["write"] == segments
+    assert (
+        sum(results["copy"].get(name, 0) for name in ("read", "read_tagged", "list", "replace"))
+        < 40
+    )
+    for read in ("fetch", "recovery"):
+        assert segments <= results[read]["read"] < segments + 20

@@ -1,0 +1,92 @@
+"""A copy in S3: a real HTTP server that behaves like it, in this process."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.wings.publishing import Subscriber, publish
+from cpr_ext.wings.remote import RemoteError, RemoteOptions, open_objects
+from cpr_ext.wings.remote import objects as remote_objects
+from cpr_ext.wings.remote.remote_state import newest_state
+from python_tests.wings.remote.servers import SECRET, empty_bucket, s3_service
+from python_tests.wings.remote.test_remote_copy import begin, train_and_save
+
+
+@pytest.fixture(scope="module")
+def service():
+    with s3_service() as found:
+        yield found
+
+
+@pytest.fixture
+def options(service):
+    return empty_bucket(service)
+
+
+def test_a_subscriber_follows_through_s3(options, tmp_path):
+    trained = begin(tmp_path / "a")
+    place = replace(options, address="s3://bucket/rows")
+    bags = {"tables.big": nn.EmbeddingBag(60, 4)}
+    subscriber = Subscriber(place, bags)
+    for number in (1, 2):
+        train_and_save(trained)
+        assert publish(tmp_path / "a", place).number == number
+        assert subscriber.poll().number == number
+    assert SECRET not in open_objects(place).read("HEAD").decode()
+    trained.checkpointer.recover()
+    assert torch.equal(bags["tables.big"].weight, trained.model.tables["big"].weight)
+    trained.checkpointer.close()
+
+
+def test_a_bucket_that_does_not_exist_is_named_without_secrets(options, service, tmp_path):
+    missing = RemoteOptions("s3://nowhere/job", **service)
+    with pytest.raises(RemoteError, match="NoSuchBucket") as raised:
+        begin(tmp_path / "a", remote=missing)
+    assert SECRET not in str(raised.value)
+    begin(tmp_path / "a", remote=options).checkpointer.close()
+
+
+@pytest.mark.long
+def test_a_segment_of_more_than_10000_of_the_least_parts_is_sent_and_recovered(
+    options, tmp_path, monkeypatch
+):
+    """S3 takes no part 10,001, and neither does moto. Parts here are small, as the segment is."""
+    from moto.s3 import models
+
+    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr(remote_objects, "PART_BYTES", 256)
+    monkeypatch.setattr(remote_objects, "PART_STEP_BYTES", 256)
+    torch.manual_seed(3)
+    model = nn.Embedding(20_000, 32)  # 2.56 MB
+    with started(model, tmp_path / "a", options) as checkpointer:
+        checkpointer.save("base")
+        checkpointer.wait()
+        assert checkpointer.store.origin.wait(60)
+    records = newest_state(open_objects(options)).manifest.records()
+    assert max(record.file_bytes for record in records) > 10_000 * 256
+    other = nn.Embedding(20_000, 32)
+    with started(other, tmp_path / "b", options):
+        assert torch.equal(other.weight, model.weight)
+
+
+@contextlib.contextmanager
+def started(model, directory, options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpointer = cpr_ext.Checkpointer(
+        model, optimizer, directory, remote=options, schedule=cpr_ext.EverySteps(10**9)
+    )
+    checkpointer.recover()
+    yield checkpointer
+    checkpointer.close()
+
+
+def test_without_credentials_the_error_names_the_request(options, tmp_path):
+    def refused():
+        raise RuntimeError("the role is gone")
+
+    with pytest.raises(RemoteError, match="the role is gone"):
+        begin(tmp_path / "a", remote=replace(options, config={}, credential_provider=refused))

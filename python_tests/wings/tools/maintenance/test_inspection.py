@@ -1,0 +1,51 @@
+from collections import Counter
+
+import pytest
+
+from cpr_ext.storage import store_reader
+from cpr_ext.storage.manifest import read_manifest
+from cpr_ext.wings.publishing import changed_rows
+from cpr_ext.wings.tools.maintenance import export, inspect, inspect_table, read_rows, verify
+from python_tests.wings.tools.maintenance.stores import recovered, trained_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stores") / "store"
+    trained_store(directory).checkpointer.close()
+    return directory
+
+
+def test_the_age_of_a_tables_rows_is_that_of_the_rows_themselves(store):
+    details = inspect_table(store, "tables.big")
+    steps = read_rows(store, "tables.big", range(700)).steps
+    assert details.rows_by_step == {s: int((steps == s).sum()) for s in steps.unique().tolist()}
+    behind = sorted(13 - step for step in steps.tolist())
+    assert details.steps_behind[0] == behind[0]
+    assert details.steps_behind[2] == behind[round(0.5 * 699)]
+    assert details.steps_behind[4] == behind[-1] == 12
+
+
+COMMANDS = {
+    "inspect": lambda store, out: inspect(store),
+    "inspect a table": lambda store, out: inspect_table(store, "tables.big"),
+    "verify": lambda store, out: verify(store),
+    "export": lambda store, out: export(store, out),
+    "read rows": lambda store, out: read_rows(store, "tables.big", range(700)),
+    "changed rows": lambda store, out: list(changed_rows(store)),
+    "recover": lambda store, out: recovered(store),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_reads_each_header_once(store, tmp_path, monkeypatch, command):
+    read, parsed = store_reader.read_segment, Counter()
+
+    def counted(path, record):
+        parsed[path.name] += 1
+        return read(path, record)
+
+    monkeypatch.setattr(store_reader, "read_segment", counted)
+    COMMANDS[command](store, tmp_path / "out")
+    assert parsed.keys() <= {record.file for record in read_manifest(store).records()}
+    assert set(parsed.values()) == {1}

@@ -1,0 +1,246 @@
+"""A whole job, exported as the unsharded model: without processes, any cut, any steps."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.storage.job_stores import worker_directory
+from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.wings.tools.maintenance import export
+from cpr_ext.wings.tools.maintenance.exporting import FORMATS
+from python_tests.helpers import assert_same, flip
+from python_tests.recovery.test_resharding import OPTIMIZERS, cuts, saved, whole
+from python_tests.wings.tools.maintenance.jobs import (
+    DIM,
+    ROWS,
+    WorkerAlone,
+    gathered,
+    make_job,
+    parts_of,
+)
+from python_tests.wings.tools.maintenance.test_exporting import load
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("jobs") / "job"
+    return directory, make_job(directory)
+
+
+@pytest.mark.parametrize(
+    "format", sorted({*FORMATS} - {"torchrec"})
+)  # of it: test_torchrec_in_and_out
+def test_the_unsharded_model_is_the_gathered_one_bit_for_bit(job, tmp_path, format):
+    directory, workers = job
+    report = export(directory, tmp_path / "out", format=format)
+    model, rows = load(tmp_path / "out", format)
+    expected_model, expected_rows = gathered(workers)
+    assert_same(model, expected_model)
+    assert_same(rows, expected_rows)
+    assert (report.step, report.step_of_rows, report.notes) == (3, 3, ())
+    plain = nn.Module()
+    plain.items, plain.linear = nn.EmbeddingBag(ROWS, DIM), nn.Linear(DIM, 2)
+    plain.load_state_dict(model, strict=True)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_cut_over_any_stores_is_exported_bit_for_bit(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("cuts")
+    optimizer = data.draw(st.sampled_from(sorted(OPTIMIZERS)))
+    cut = data.draw(cuts())
+    holders, stores = saved(directory, cut, optimizer, num_shards=data.draw(st.integers(1, 3)))
+    report = export(stores, directory / "out")
+    model = load_file(directory / "out" / "model.safetensors")
+    rows = load_file(directory / "out" / "optimizer_rows.safetensors")
+    (key,) = model.keys() - {"dense"}
+    assert torch.equal(model[key], whole(holders, "weight"))
+    assert torch.equal(model["dense"], holders[2].dense)
+    assert [store.step for store in report.stores] == [1, 2, 3]
+    assert (report.step, report.step_of_rows, report.dense_from) == (3, None, "2")
+    columns = sorted({part.columns for parts in cut for part in parts})
+    live = [table for holder in holders for table in holder.tables]
+    expected = {}
+    for name in set(live[0].array_names()) - {"weight"}:
+        if live[0].arrays()[name].dim() == 2:
+            expected[f"{key}.{name}"] = whole(holders, name)
+        elif len(columns) == 1:
+            expected[f"{key}.{name}"] = whole(holders, name)[:, 0].contiguous()
+        else:
+            for begin, end in columns:
+                expected[f"{key}.{name}[{begin}:{end}]"] = whole(holders, name)[
+                    :, begin
+                ].contiguous()
+    assert_same(rows, expected)
+
+
+def test_shards_of_different_steps_are_told_in_the_report_and_beside_the_model(tmp_path):
+    workers = make_job(tmp_path / "job", steps=(2, 5, 4))
+    report = export(tmp_path / "job", tmp_path / "out")
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    expected, _ = gathered([workers[1], *workers[1:]])  # the dense part of the furthest
+    expected["items.weight"] = gathered(workers)[0]["items.weight"]
+    assert_same(model, expected)
+    assert (report.step, report.dense_from, report.step_of_rows) == (5, 1, None)
+    assert [(s.worker, s.step, s.num_samples) for s in report.stores] == [
+        (0, 2, 16), (1, 5, 40), (2, 4, 32),
+    ]  # fmt: skip
+    (note,) = report.notes
+    assert "of different steps (2: worker 0; 4: worker 2; 5: worker 1)" in note
+    told = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert [store["step"] for store in told["stores"]] == [2, 5, 4]
+    assert told["files"] == ["export.json", "model.safetensors", "optimizer_rows.safetensors"]
+
+
+def test_full_takes_the_newest_step_that_all_have(tmp_path):
+    at_two, workers = [], []
+    for rank, part in enumerate(parts_of(2)):
+        worker = WorkerAlone(worker_directory(tmp_path / "job", rank, 2), part, seed=rank)
+        worker.train(2)
+        worker.save()
+        at_two.append(worker.model.items.weight.detach().clone())
+        worker.train(1 + rank)
+        worker.save()
+        worker.checkpointer.close()
+        workers.append(worker)
+    assert export(tmp_path / "job", tmp_path / "newest").step_of_rows is None
+    report = export(tmp_path / "job", tmp_path / "full", full=True)
+    assert (report.step, report.step_of_rows) == (2, 2)
+    model = load_file(tmp_path / "full" / "model.safetensors")
+    assert torch.equal(model["items.weight"], torch.cat(at_two))
+    shutil.rmtree(tmp_path / "job" / "worker-00001-of-00002")
+    other = make_job(tmp_path / "other", steps=(7, 7))
+    shutil.move(tmp_path / "other" / "worker-00001-of-00002", tmp_path / "job")
+    assert other[0].checkpointer.step_count == 7
+    with pytest.raises(StoreError, match="no step at which every one of them"):
+        export(tmp_path / "job", tmp_path / "none", full=True)
+
+
+def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_path):
+    workers = make_job(tmp_path / "job", says_part=False)
+    with pytest.raises(StoreError, match=r"'items' is in 3 stores.*--rows-in-order"):
+        export(tmp_path / "job", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export(tmp_path / "job", tmp_path / "out", rows_in_order=True)
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), gathered(workers)[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda job: shutil.rmtree(job / "worker-00001-of-00003"), "worker-00001-of-00003"),
+        (
+            lambda job: foreign(job, dense_shape=(DIM, 3)),
+            "worker 1 has another model than",
+        ),
+        (lambda job: foreign(job, rank=0), "workers 0 and 1 both hold"),
+        (lambda job: (job / "worker-00001-of-00002").mkdir(), "of 2 and of 3 workers.*world-size"),
+    ],
+    ids=["missing", "another model", "another part", "two jobs"],
+)
+def test_what_is_not_one_whole_job_is_refused_by_name(job, tmp_path, spoil, message):
+    shutil.copytree(job[0], tmp_path / "job")
+    spoil(tmp_path / "job")
+    with pytest.raises(StoreError, match=message):
+        export(tmp_path / "job", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def foreign(job, *, rank=1, **options):
+    """Put another job's store in the place of worker 1."""
+    make_job(job.parent / "foreign", **options)
+    shutil.rmtree(job / "worker-00001-of-00003")
+    shutil.move(
+        job.parent / "foreign" / f"worker-0000{rank}-of-00003", job / "worker-00001-of-00003"
+    )
+
+
+def test_one_worker_alone_is_exported_as_what_it_is(job, tmp_path):
+    directory, workers = job
+    report = export(directory / "worker-00001-of-00003", tmp_path / "out")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(exported["items.weight"], workers[1].model.items.weight)
+    (note,) = report.notes
+    assert "parts of tables, such as 'items[10:20, 0:4]'" in note
+    with pytest.raises(StoreError, match="no worker holds 80 of its values"):
+        export([directory / "worker-00001-of-00003"], tmp_path / "listed")
+
+
+def test_of_two_jobs_in_a_directory_one_is_chosen(job, tmp_path):
+    shutil.copytree(job[0], tmp_path / "job")
+    make_job(tmp_path / "job", steps=(1, 1))
+    assert len(export(tmp_path / "job", tmp_path / "two", world_size=2).stores) == 2
+    assert export(tmp_path / "job", tmp_path / "three", world_size=3).step == 3
+    with pytest.raises(StoreError, match="none of 4"):
+        export(tmp_path / "job", tmp_path / "four", world_size=4)
+
+
+def test_damage_in_one_store_is_named_and_nothing_is_left_behind(job, tmp_path):
+    shutil.copytree(job[0], tmp_path / "job")
+    reader = StoreReader(tmp_path / "job" / "worker-00001-of-00003")
+    newest = reader.manifest.shards[0][-1]
+    path = reader.path_of(newest)
+    flip(path, newest.header_bytes + 3)
+    with pytest.raises(DamageError, match=rf"worker-00001-of-00003.*{path.name}"):
+        export(tmp_path / "job", tmp_path / "out")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["job"]
+
+
+def test_a_state_that_a_worker_has_not_made_yet_is_zero_and_told(tmp_path):
+    for rank, part in enumerate(parts_of(2)):
+        worker = WorkerAlone(worker_directory(tmp_path / "job", rank, 2), part, seed=rank)
+        if rank == 1:
+            worker.checkpointer.tables[0].keep_row_states([])
+        worker.save()
+        worker.checkpointer.close()
+    report = export(tmp_path / "job", tmp_path / "out")
+    assert report.notes == ("'items/sum' is not in the store of worker 1: zero there",)
+    rows = load_file(tmp_path / "out" / "optimizer_rows.safetensors")
+    assert not rows["items.weight.sum"][ROWS // 2 :].any()
+
+
+def test_replicas_that_differ_at_one_step_are_told(tmp_path):
+    for rank, part in enumerate(parts_of(2)):
+        worker = WorkerAlone(worker_directory(tmp_path / "job", rank, 2), part)
+        with torch.no_grad():
+            worker.model.linear.bias[0] += rank
+        worker.save()
+        worker.checkpointer.close()
+    (note,) = export(tmp_path / "job", tmp_path / "out").notes
+    assert "workers 0 and 1 hold other values of 'linear.bias' at step 0" in note
+
+
+WRAPPED = {
+    "data parallel": (nn.DataParallel, ("module.",)),
+    "compiled": (lambda model: torch.compile(model, backend="eager"), ("_orig_mod.",)),
+    "inside": (lambda m: nn.Sequential(m[0], nn.DataParallel(m[1])), ("module.",)),
+    "plain": (lambda model: model, ()),
+}
+
+
+@pytest.mark.parametrize("wrapper", sorted(WRAPPED))
+def test_names_are_those_of_the_model_without_wrappers(tmp_path, wrapper):
+    from python_tests.state.test_wrapper_names import make
+
+    wrap, removed = WRAPPED[wrapper]
+    model = wrap(make(1)[:2])
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "store") as checkpointer:
+        checkpointer.save("base").wait_until_done()
+    report = export(tmp_path / "store", tmp_path / "out")
+    assert report.removed == removed
+    plain = make(2)[:2]  # it has a module of its own that is called module
+    plain.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True)
+    assert_same(list(plain.state_dict().values()), list(model.state_dict().values()))
+    assert list(load_file(tmp_path / "out" / "optimizer_rows.safetensors")) == ["0.weight.sum"]
+    export(tmp_path / "store", tmp_path / "kept", keep_names=True)
+    kept = load_file(tmp_path / "kept" / "model.safetensors")
+    assert kept.keys() == model.state_dict().keys()
