@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpr_ext.tools.maintenance import export, inspect, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
 from safetensors.torch import load_file
 
 import cpr_ext
