@@ -22,20 +22,20 @@ class StorePosition:
     """One committed state of a store.
 
     Attributes:
-        model: digest of the store's tables and number of shards.
+        model: digest of the store's tables.
         snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
-        shards: of each shard, the id of the snapshot that wrote its newest segment; empty: none.
+        rows: the id of the snapshot that wrote the newest segment of rows; empty: none.
     """
 
     model: str
     snapshot: int
     step: int
     num_samples: int
-    shards: tuple[str, ...]
+    rows: str
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self) | {"shards": list(self.shards)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> StorePosition:
@@ -45,11 +45,11 @@ class StorePosition:
             DamageError: it is no position.
         """
         try:
-            position = cls(**(value | {"shards": tuple(value["shards"])}))
-        except (KeyError, TypeError) as error:
+            position = cls(**value)
+        except TypeError as error:
             raise DamageError(f"not a position in a store: {error!r:.200}") from error
         counts = (position.snapshot, position.step, position.num_samples)
-        digests = (position.model, *position.shards)
+        digests = (position.model, position.rows)
         if not all(map(is_count, counts)) or not all(isinstance(text, str) for text in digests):
             raise DamageError(f"not a position in a store: {value!r:.200}")
         return position
@@ -61,5 +61,5 @@ def model_digest(reader: StoreReader) -> str:
         (name, table.num_embeddings, table.embedding_dim, DTYPE_NAMES[table.dtype])
         for name, table in sorted(reader.tables.items())
     ]
-    text = json.dumps([reader.num_shards, tables])
+    text = json.dumps(tables)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
