@@ -201,7 +201,7 @@ def judge(job: tuple[Mutant, list[str], float, float]) -> tuple[str, dict[str, A
     source = path.read_bytes()
     start, stop = mutant["start"], mutant["stop"]
     path.write_bytes(source[:start] + mutant["text"].encode() + source[stop:])
-    # Python takes what it compiled of another text of this length, in the same second, for this one.
+    # What was compiled of another text of this length, in this second, would be taken for this.
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     code, results = run(tree, tests, 40 + 6 * seconds, enough)
     path.write_bytes(source)
