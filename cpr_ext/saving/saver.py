@@ -349,9 +349,9 @@ class Saver:
             self._rounds_left -= 1
             if self._rounds_left == 0 and not waits:
                 logger.info(
-                    "no full-recovery point since snapshot %d: rows change faster than they are "
-                    "captured and written; the next snapshot begins anew",
-                    snapshot.number - _MOST_ROUNDS + 1,
+                    "snapshots %d to %d reached no full-recovery point: rows change faster than "
+                    "they are captured and written",
+                    *(snapshot.number - _MOST_ROUNDS + 1, snapshot.number),
                 )
         self.outcomes.note_committed(snapshot, self._arrays)
 
