@@ -129,7 +129,7 @@ def _draw_operation(scene: Scene, draw: random.Random) -> Operation:
         return draw.choice(choices)
     file = draw.choice([*names, "segments", "MANIFEST.json.tmp"])
     if draw.random() < 0.3:
-        file = draw.choice(("00000009-dense", "00000009-00001-base"))
+        file = draw.choice(("00000009-dense", "00000009-base"))
         file = f"segments/{file}.safetensors"
     goals = ("../outside/secret", "../../outside/secret", "../../outside/folder", ".", "..", file)
     choices = [

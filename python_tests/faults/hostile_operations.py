@@ -36,7 +36,7 @@ class Target:
         self.outside.mkdir(parents=True)
         (self.outside / "secret").write_text("not yours")
         (self.outside / "folder").mkdir()
-        (self.outside / "folder" / "00000009-00000-base.safetensors").write_text("not yours either")
+        (self.outside / "folder" / "00000009-base.safetensors").write_text("not yours either")
         self.store = scene.copy(place / "store")
         self.before = self.fingerprint()
 

@@ -235,7 +235,7 @@ def test_damage_that_is_refused_is_healed_first(objects, tmp_path):
     assert trained.checkpointer.store.origin.wait(30)
     trained.checkpointer.recover()
     rows = trained.rows()
-    record = trained.store.manifest.shards[1][0]
+    record = trained.store.manifest.rows[0]
     for shards in (None, [1]):
         flip(trained.store.path_of(record), record.file_bytes - 1)
         report = trained.checkpointer.recover(shards=shards, on_damage="raise")

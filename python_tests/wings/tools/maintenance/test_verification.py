@@ -75,7 +75,7 @@ def test_two_files_exchanged_are_found(store, tmp_path):
 def test_left_overs_of_an_interrupted_write_are_no_damage(store, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(store, copy)
-    left_over = copy / "segments" / "00000099-00001-partial.safetensors"
+    left_over = copy / "segments" / "00000099-partial.safetensors"
     left_over.write_bytes(b"half")
     report = verify(copy)
     assert report.is_sound
