@@ -70,7 +70,7 @@ VALUES: list[Any] = [
 # What Python's json does not write: of a length that it does not read, and names that appear twice,
 # in an object of their own or in that around it.
 TEXTS = ("9" * 5000, "-" + "9" * 5000, "1e5000", "1" * 200 + ".5", '{"a": 1, "a": 2}', "[1, 2")
-TEXTS += ('0, "kind": "base"', '{}, "shards": []', '[], "tables": []', '1, "step": 2', "nul")
+TEXTS += ('0, "kind": "base"', '[], "rows": []', '[], "tables": []', '1, "step": 2', "nul")
 
 
 def draw_case(scene: Scene, draw: random.Random) -> list[Operation]:

@@ -140,7 +140,10 @@ def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
     shutil.copytree(tmp_path / "store", tmp_path / "before")
     consumer = Dictionary()
     consumer.follow(tmp_path / "store")
-    job.train(5)
+    for _ in range(2):  # two segments, of a batch each
+        job.train(5, new_ids=12)
+        job.ckpt.save()
+        job.ckpt.wait()
     job.end()
     consumer.follow(tmp_path / "store", cut_off_after=1)
     shutil.rmtree(tmp_path / "store")
