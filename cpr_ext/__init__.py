@@ -122,7 +122,7 @@ _ELSEWHERE = {
     "CprCallback": "wings.callbacks.lightning",
     "CprTrainerCallback": "wings.callbacks.transformers",
     "Parity": "distributed",
-    "RemoteOptions": "storage.remote",
+    "RemoteOptions": "wings.remote",
     "Subscriber": "wings.publishing",
     "Worker": "distributed",
     "export_metrics": "wings.callbacks.opentelemetry",

@@ -16,7 +16,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.storage.filesystem import read_whole
 from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.tools.safetensors_stream import TensorSpec, write_safetensors
+from cpr_ext.wings.publishing.safetensors_stream import TensorSpec, write_safetensors
 
 FileFormat = Literal["safetensors", "parquet"]
 ROW_ID = "row_id"
