@@ -33,7 +33,7 @@ from results import keep
 
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
-from cpr_ext.wings.policy.parity_costs import extra_memory_share, step_bytes
+from cpr_ext.wings.policy.parity import extra_memory_share
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("none", "parity", "simple")
@@ -200,13 +200,14 @@ def formulas(settings: dict[str, Any], rows: float) -> dict[str, float]:
     sizes = sizes_of(settings["preset"], settings["workers"])
     row_bytes = 8 * math.ceil((4 * find_preset(settings["preset"]).embedding_dim + 4) / 8)
     table_bytes = sum(sizes) * row_bytes
+    step_bytes = rows * (row_bytes + 8)  # with 8 of row id
     return {
         "rows_per_step": rows,
         "row_bytes": row_bytes,
         "table_bytes": table_bytes,
-        "bytes_per_step": step_bytes(rows, row_bytes),
+        "bytes_per_step": step_bytes,
         "memory_bytes": table_bytes * extra_memory_share(settings["group_size"])
-        + KEPT_DELTAS * step_bytes(rows, row_bytes)
+        + KEPT_DELTAS * step_bytes
         + KEPT_COPIES * settings["workers"] * dense_bytes(settings),
     }
 

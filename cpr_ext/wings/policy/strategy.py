@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpr_ext.wings.policy.costs import JobCosts, JobSize
-from cpr_ext.wings.policy.expectation import Expectation, FailureClock
-from cpr_ext.wings.policy.simulation import Simulated
+from cpr_ext.wings.policy.expectation import Expectation
 
 StrategyName = Literal[
     "full",
@@ -32,7 +31,7 @@ class Strategy:
         save_every_hours: between two saves; ``interval_hours / n`` for a priority that needs ``n``
             saves for all rows.
         fraction: share of the large tables' rows that one save takes.
-        expected: overhead by part, failures and PLS; a ``Simulated`` where it was played.
+        expected: overhead by part, failures and PLS.
         overhead_fraction: all overhead, as a share of useful training time.
         formula_overhead_fraction: the same by the paper's formula.
         bytes_per_hour: written, per hour of training; None if the sizes are not known.
@@ -50,11 +49,6 @@ class Strategy:
     formula_overhead_fraction: float
     bytes_per_hour: float | None
     fallback_chance: float | None = None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the figures are means of played histories, not of formulas."""
-        return isinstance(self.expected, Simulated)
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,6 @@ class Plan:
     costs: JobCosts
     target_pls: float
     mtbf_hours: float
-    clock: FailureClock
     strategies: tuple[Strategy, ...]
     recommended: Strategy
     reason: str

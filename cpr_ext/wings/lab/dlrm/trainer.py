@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext import Checkpointer, EverySteps, Precision, Priority
+from cpr_ext import Checkpointer, EverySteps, Priority
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.state.table import find_tables
@@ -43,7 +43,6 @@ class TrainOptions:
         recovery: how lost shards are recovered.
         num_shards: number of row ranges of every table.
         rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
-        precision: in which snapshots keep rows.
         device: the model's device, such as ``cpu`` or ``cuda:1``; a run may resume on another.
     """
 
@@ -57,7 +56,6 @@ class TrainOptions:
     num_shards: int = 8
     seed: int = 0
     rebase_after: float | None = 4.0
-    precision: Precision = field(default_factory=Precision)
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -180,7 +178,6 @@ class Trainer:
             num_shards=options.num_shards,
             extra_state=lambda: self._log.to_plain(),
             rebase_after=options.rebase_after,
-            precision=options.precision,
             when_busy="wait",
         ) as checkpointer:
             self._checkpointer = checkpointer

@@ -48,8 +48,7 @@ def charge(
 ) -> Overhead:
     """Return the overhead of a run.
 
-    - each save: ``fraction * save_hours``, a save of all rows being 1; of rounded rows less, by
-      their bytes;
+    - each save: ``fraction * save_hours``, a save of all rows being 1;
     - each failure, full recovery: ``load_hours``, the computation lost since the last save, and
       ``reschedule_hours``;
     - each failure, partial recovery: ``load_shard_hours`` and ``reschedule_hours``; shards lost
@@ -68,7 +67,7 @@ def charge(
         rebuild_hours = parity.rebuild_stall * parity.rebuild_hours
         parity_hours = parity.steady_share * job_hours
     return Overhead(
-        save_hours=num_saves * strategy.save_cost_share * costs.save_hours,
+        save_hours=num_saves * strategy.fraction * costs.save_hours,
         load_hours=len(from_store) * load_hours + len(failures) * rebuild_hours,
         lost_computation_hours=sum(failure.lost_computation_hours for failure in failures),
         reschedule_hours=len(failures) * costs.reschedule_hours,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
 from cpr_ext.wings.lab.dlrm.presets import find_preset
-from cpr_ext.wings.lab.emulation.access_coverage import measure_coverage
 from cpr_ext.wings.lab.emulation.campaign import Campaign, locked, open_campaign
 from cpr_ext.wings.lab.emulation.clock import EmulatedClock
 from cpr_ext.wings.lab.emulation.machine import describe_machine
-from cpr_ext.wings.lab.emulation.measured_costs import MeasuredCosts, measure_costs
 from cpr_ext.wings.lab.emulation.run_strategy import Training
 from cpr_ext.wings.lab.emulation.scenario import Scenario
 from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategyName
@@ -44,7 +42,6 @@ def emulate(
     strategies: Sequence[EmulatedStrategyName],
     seeds: Sequence[int],
     num_workers: int | None = None,
-    table_bytes: float | None = None,
     observe: Callable[[Standing], None] = lambda standing: None,
 ) -> Campaign:
     """Play what is not yet played of ``strategies`` and ``seeds``, each run in a worker process.
@@ -52,8 +49,6 @@ def emulate(
     Args:
         directory: keeps the finished runs; a killed emulation resumes from there.
         num_workers: None: as many as fit the machine's cores and memory.
-        table_bytes: charge costs measured here, on the disk of ``directory``, before the first run,
-            scaled to tables of this size; None: those of the scenario.
 
     Raises:
         UsageError: the directory belongs to another scenario or is in use, or a run cannot be
@@ -67,14 +62,11 @@ def emulate(
         config = {
             "scenario": scenario.to_plain(),
             "training": asdict(training),
-            "measured_for_table_bytes": table_bytes,
         }
         campaign = open_campaign(directory, config)
-        if table_bytes is not None:
-            scenario = _with_measured_costs(campaign, scenario, table_bytes, observe)
         for name in strategies:
             _check_playable(scenario, name, clock)
-        _note(campaign, scenario, source, clock)
+        _note(campaign, scenario)
         _play_missing(
             campaign,
             scenario,
@@ -87,30 +79,6 @@ def emulate(
     return campaign
 
 
-def _with_measured_costs(
-    campaign: Campaign,
-    scenario: Scenario,
-    table_bytes: float,
-    observe: Callable[[Standing], None],
-) -> Scenario:
-    """Return the scenario with costs measured here, once for the campaign."""
-    if "measured_costs" not in campaign.facts:
-        machine = describe_machine()
-        load = machine["load_average_1min"]
-        text = "measuring what saving and loading cost here"
-        if load > 1:
-            text += f"; this machine is busy (load {load}), so it will be too much"
-        observe(Standing(0, 1, 0, 0, text))
-        store = campaign.directory / "work" / "measured"
-        measured = measure_costs(store, fraction=scenario.fraction)
-        campaign.facts["measured_costs"] = measured.to_plain()
-        campaign.facts["measured_on"] = machine
-        campaign.save()
-    measured = MeasuredCosts.from_plain(campaign.facts["measured_costs"])
-    costs = measured.scaled(scenario.job, table_bytes, scenario.costs.reschedule_hours)
-    return replace(scenario, costs=costs, tracking_share=measured.tracking_share)
-
-
 def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: EmulatedClock) -> None:
     strategy = scenario.strategy(name)
     if strategy.recovery == "none":
@@ -121,23 +89,12 @@ def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: Emula
         raise UsageError(f"{name}: {error}") from None
 
 
-def _note(campaign: Campaign, scenario: Scenario, source: DataSource, clock: EmulatedClock) -> None:
+def _note(campaign: Campaign, scenario: Scenario) -> None:
     told = campaign.facts
     told["played"] = scenario.to_plain()
     told.setdefault("commands", []).append(
         {"command": shlex.join(["cpr", *sys.argv[1:]]), "machine": describe_machine()}
     )
-    if "coverage" not in told:
-        every_hours = scenario.strategy("cpr-mfu").save_every_hours
-        every_hours = max(every_hours, clock.hours_per_step)
-        told["coverage"] = measure_coverage(
-            source,
-            batch_size=clock.samples_per_step,
-            max_steps=clock.total_steps,
-            save_steps=clock.interval_steps(every_hours),
-            fraction=scenario.fraction,
-            seed=0,
-        )
     campaign.save()
 
 

@@ -17,10 +17,10 @@ from cpr_ext.wings.lab.dlrm.sources import open_source
 from cpr_ext.wings.lab.dlrm.trainer import Trainer, TrainingProgress, TrainOptions, TrainResult
 from cpr_ext.wings.lab.emulation.clock import EmulatedClock
 from cpr_ext.wings.lab.emulation.cost_accounting import PlayedFailure, charge, running_pls
+from cpr_ext.wings.lab.emulation.parity_groups import PlayedGroups
 from cpr_ext.wings.lab.emulation.scenario import DrawnFailure, Scenario
 from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategy, EmulatedStrategyName
-from cpr_ext.wings.policy.parity_expectation import unprotected_hours
-from cpr_ext.wings.policy.parity_simulation import PlayedGroups
+from cpr_ext.wings.policy.parity import unprotected_hours
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,6 @@ def play(
         recovery="partial" if strategy.recovery == "exact" else strategy.recovery,
         num_shards=scenario.job.num_shards,
         seed=seed,
-        precision=strategy.precision,
         rebase_after=None,  # each save is charged as `fraction` of all rows, and is that
     )
     try:
@@ -209,9 +208,7 @@ def summarize_run(
         strategy, len(saves), failures, scenario.costs, scenario.parity, clock.job_hours
     )
     pls: list[float] = []
-    tracking_hours = 0.0
     if strategy.recovery in ("partial", "exact"):
-        tracking_hours = scenario.tracking_share * clock.job_hours
         whole = whole_saves(strategy, clock)
         pls = running_pls(lossy, whole, clock.total_samples, scenario.job.num_shards)
     return {
@@ -220,12 +217,11 @@ def summarize_run(
         "pls": pls[-1] if pls else 0.0,
         "running_pls": pls,
         "pls_since_any_save": result.pls,
-        "overhead": {**asdict(overhead), "tracking_hours": tracking_hours},
-        "overhead_share": (overhead.total_hours + tracking_hours) / clock.job_hours,
+        "overhead": asdict(overhead),
+        "overhead_share": overhead.total_hours / clock.job_hours,
         "interval_hours": strategy.interval_hours if result.snapshot_log else None,
         "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
         "fraction": strategy.fraction,
-        "precision": strategy.precision.partial,
         "saves": [clock.hours(samples) for samples in saves],
         "failures": [failure.to_plain() for failure in failures],
         "job_hours": clock.job_hours,

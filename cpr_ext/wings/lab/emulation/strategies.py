@@ -9,7 +9,6 @@ from cpr_ext import (
     AllRows,
     LargestChange,
     MostFrequentlyUsed,
-    Precision,
     Priority,
     SubSampledUsed,
 )
@@ -34,26 +33,6 @@ PRIORITIZED: tuple[EmulatedStrategyName, ...] = ("cpr-scar", "cpr-mfu", "cpr-ssu
 
 
 @dataclass(frozen=True)
-class EmulatedRounding:
-    """Rounded rows in the saves of a priority.
-
-    Attributes:
-        precision: of the weights, as in :class:`cpr_ext.Precision`.
-        row_share: bytes of a row in such a save, as a share of float32's.
-        spends_bytes: whether saves are as frequent as float32's bytes per hour allow; else they
-            are as frequent as float32's, and smaller.
-    """
-
-    precision: str
-    row_share: float
-    spends_bytes: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.row_share <= 1:
-            raise UsageError(f"row_share is {self.row_share}; allowed: above 0 to 1")
-
-
-@dataclass(frozen=True)
 class EmulatedStrategy:
     """One strategy with its interval in a scenario.
 
@@ -63,13 +42,11 @@ class EmulatedStrategy:
             nothing is saved.
         fraction: share of the rows that one save writes, r; a save starts every ``fraction *
             interval_hours``.
-        rounding: of the rows of its saves; None: they are exact.
     """
 
     name: EmulatedStrategyName
     interval_hours: float
     fraction: float = 1.0
-    rounding: EmulatedRounding | None = None
 
     def __post_init__(self) -> None:
         if not self.interval_hours > 0:
@@ -86,16 +63,6 @@ class EmulatedStrategy:
     def save_every_hours(self) -> float:
         """Hours from the start of one save to that of the next."""
         return self.fraction * self.interval_hours
-
-    @property
-    def precision(self) -> Precision:
-        """In what its saves keep rows."""
-        return Precision() if self.rounding is None else Precision(partial=self.rounding.precision)
-
-    @property
-    def save_cost_share(self) -> float:
-        """What a save is charged, as a share of an exact one of all rows: by its bytes."""
-        return self.fraction * (1.0 if self.rounding is None else self.rounding.row_share)
 
     @property
     def recovery(self) -> Literal["full", "partial", "exact", "none"]:

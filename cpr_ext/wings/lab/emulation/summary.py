@@ -22,7 +22,6 @@ OVERHEAD_PARTS = (
     "load_hours",
     "lost_computation_hours",
     "reschedule_hours",
-    "tracking_hours",
     "parity_hours",
 )
 
@@ -93,10 +92,6 @@ def to_json(campaign: Campaign) -> str:
     """Return :func:`to_plain` as text: one line for each run, so that diffs show single runs."""
     plain = to_plain(campaign)
     runs = ",\n  ".join(json.dumps(run, allow_nan=False) for run in plain.pop("runs"))
-    curve = plain["facts"].get("coverage")
-    if curve:  # the figures are told; the curve is for pictures
-        kept = {name: value for name, value in curve.items() if not name.endswith("_share")}
-        plain["facts"] = {**plain["facts"], "coverage": kept}
     head = json.dumps(plain, indent=1, allow_nan=False)
     return f'{head.removesuffix("}").rstrip()},\n "runs": [\n  {runs}\n ]\n}}\n'
 

@@ -50,14 +50,11 @@ def draw_plan(planner: Planner, plan: Plan, path: Path) -> None:
 
 
 def _intervals(shortest_hours: float, plan: Plan) -> Any:
-    """Return where to evaluate: densely at each whole save, else intervals that divide the job.
-
-    Few where each point is a simulation.
-    """
-    total, few = plan.job.total_hours, plan.strategies[0].is_simulated
+    """Return where to evaluate: densely at each whole save, else intervals that divide the job."""
+    total = plan.job.total_hours
     shown = min(12.0, total / shortest_hours)
-    close = np.geomspace(total / shown, total, 30 if few else 300)
-    saves = np.unique(np.geomspace(shown, total / shortest_hours, 30 if few else 100).round())
+    close = np.geomspace(total / shown, total, 300)
+    saves = np.unique(np.geomspace(shown, total / shortest_hours, 100).round())
     return np.unique(np.concatenate((total / saves, close)))
 
 
@@ -75,12 +72,7 @@ def _tick(hours: float) -> str:
 
 def _draw_overhead(axes: Any, planner: Planner, plan: Plan, hours: Any, partial: list[Any]) -> None:
     full, vanilla = plan.strategies[0], plan.strategies[2]
-    full_curve = []
-    for interval in hours:
-        try:
-            full_curve.append(100 * planner.full_recovery(float(interval)).overhead_fraction)
-        except UsageError:  # on the running clock: such a job would not end
-            full_curve.append(np.inf)
+    full_curve = [100 * planner.full_recovery(float(h)).overhead_fraction for h in hours]
     partial_curve = [100 * strategy.overhead_fraction for strategy in partial]
     axes.plot(hours, full_curve, color=_FULL, lw=2, label="full recovery")
     axes.plot(hours, partial_curve, color=_PARTIAL, lw=2, label="partial recovery")

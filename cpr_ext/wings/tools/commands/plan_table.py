@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from cpr_ext.wings.cli.output import size
+from cpr_ext.wings.cli.output import size, table_lines
 from cpr_ext.wings.policy import Plan, Strategy
 
 _HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.")
@@ -20,16 +20,10 @@ def format_plan(plan: Plan) -> str:
     with_bytes = plan.strategies[0].bytes_per_hour is not None
     with_parity = any(strategy.fallback_chance is not None for strategy in plan.strategies)
     head = [*_HEAD, *(["parity"] if with_parity else []), *_TAIL]
-    rows = [[*head, *(["written per h"] if with_bytes else [])]]
-    rows += [_cells(plan, strategy, with_parity) for strategy in plan.strategies]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for row in rows
-    )
+    if with_bytes:
+        head.append("written per h")
+    rows = [_cells(plan, strategy, with_parity) for strategy in plan.strategies]
+    return "\n".join(table_lines(head, rows))
 
 
 def _cells(plan: Plan, strategy: Strategy, with_parity: bool) -> list[str]:
@@ -74,11 +68,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "costs": asdict(plan.costs),
         "target_pls": plan.target_pls,
         "mtbf_hours": plan.mtbf_hours,
-        "clock": plan.clock,
-        "strategies": [
-            {**asdict(strategy), "is_simulated": strategy.is_simulated}
-            for strategy in plan.strategies
-        ],
+        "strategies": [asdict(strategy) for strategy in plan.strategies],
         "recommended": plan.recommended.name,
         "reason": plan.reason,
         "notes": list(plan.notes),

@@ -22,14 +22,14 @@ _INSTALL = (
 
 
 def check_commands() -> Check:
-    """Check what every command but ``cpr train``, ``emulate`` and ``report`` needs."""
+    """Check what every command but ``cpr train`` and ``emulate`` needs."""
     return _check_packages("commands", _COMMANDS, "cli", "cpr plan --failure-log needs scipy")
 
 
 def check_training() -> Check:
-    """Check what ``cpr train``, ``emulate``, ``report`` and pictures need."""
+    """Check what ``cpr train``, ``emulate`` and pictures need."""
     return _check_packages(
-        "training", _TRAINING, "train", "cpr train, emulate, report and --plot need them"
+        "training", _TRAINING, "train", "cpr train, emulate and --plot need them"
     )
 
 
