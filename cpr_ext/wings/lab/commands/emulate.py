@@ -112,7 +112,7 @@ def emulate(**given: Any) -> None:
     require_picture("cpr emulate", given["plot_file"])
     require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
-    from cpr_ext.wings.lab.commands.emulation_progress import EmulationBar
+    from cpr_ext.wings.lab.commands.progress import RunBar
     from cpr_ext.wings.lab.emulation.emulation import emulate as play
     from cpr_ext.wings.lab.emulation.run_strategy import Training
     from cpr_ext.wings.lab.emulation.strategies import STRATEGIES
@@ -127,7 +127,7 @@ def emulate(**given: Any) -> None:
     training = Training(
         data, given["model"], given["epochs"], given["batch_size"], given["steps"]
     )  # fmt: skip
-    with EmulationBar(disable=given["quiet"]) as bar:
+    with RunBar(disable=given["quiet"]) as bar:
         campaign = play(
             _scenario(given),
             training,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cpr_ext.errors import UsageError
@@ -16,14 +14,13 @@ from cpr_ext.wings.lab.dlrm.batch import Batch, check_batch_request
 from cpr_ext.wings.lab.dlrm.criteo_fields import NUM_DENSE, NUM_FIELDS, NUM_TABLES
 from cpr_ext.wings.lab.dlrm.criteo_files import find_criteo_files
 from cpr_ext.wings.lab.dlrm.criteo_reader import CriteoRows, ReadReport, Side, read_rows
-from cpr_ext.wings.lab.dlrm.criteo_vocabulary import Vocabulary
 from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
-
-Encoding = Literal["hash", "dictionary"]
 
 
 class Criteo:
     """Source of a Criteo log: a Kaggle train.txt, or Terabyte day_N files, plain or .gz.
+
+    The row of a category is the number its hex digits write, modulo the table's rows.
 
     It tests on the first that applies: `test_path`, the last day of a folder of several
     days, or every seventh block of 256 rows. The Kaggle runs of the dlrm repository test on the
@@ -36,14 +33,10 @@ class Criteo:
         path: a file, or a folder of them.
         num_embeddings: rows of the 26 tables.
         test_path: files to test on, found like `path`; then all of `path` is for training.
-        encoding: ``hash`` takes a category modulo the table's rows. ``dictionary`` numbers the
-            training categories in the order in which they first occur; row 0 is for those that do
-            not fit or occur only in testing; it reads all training files once before the first
-            batch, so that a restarted run has the same dictionary, and keeps 16 bytes a category.
 
     Raises:
         DataError: a file is missing, unreadable, empty, or has no valid line. Also while reading.
-        UsageError: not 26 sizes, or an unknown encoding.
+        UsageError: not 26 sizes.
     """
 
     name = "criteo"
@@ -61,18 +54,13 @@ class Criteo:
         num_embeddings: Sequence[int],
         *,
         test_path: str | Path | None = None,
-        encoding: Encoding = "hash",
     ) -> None:
         if len(num_embeddings) != NUM_TABLES or min(num_embeddings) < 1:
             raise UsageError(
                 f"a Criteo log has {NUM_TABLES} tables of 1 row or more; got sizes "
                 f"{tuple(num_embeddings)}"
             )
-        if encoding not in get_args(Encoding):
-            raise UsageError(f"encoding is {encoding!r}; allowed: {', '.join(get_args(Encoding))}")
         self.num_embeddings = tuple(num_embeddings)
-        self._encoding = encoding
-        self._vocabularies: list[Vocabulary] | None = None
         self._skipped_lines: dict[Path, int] = {}
         self._malformed_fields: dict[tuple[Path, Side], Counter[str]] = {}
         files = find_criteo_files(path)
@@ -114,12 +102,11 @@ class Criteo:
         return self._generate(side, batch_size, skip_rows=first_batch * batch_size)
 
     def _generate(self, side: Side, batch_size: int, skip_rows: int) -> Iterator[Batch]:
-        if self._encoding == "dictionary" and self._vocabularies is None:
-            self._vocabularies = self._read_vocabularies()
         one_each = torch.arange(batch_size)
+        sizes = np.array(self.num_embeddings, dtype=np.int64)[:, None]
         rest: CriteoRows | None = None
         for rows in self._rows(side, skip_rows):
-            rows.categories = self._row_ids(rows.categories)
+            rows.categories %= sizes
             held = rows if rest is None else CriteoRows.joined([rest, rows])
             num_full = len(held) // batch_size * batch_size
             for start in range(0, num_full, batch_size):
@@ -145,24 +132,6 @@ class Criteo:
         self._skipped_lines[file] = max(self._skipped_lines.get(file, 0), report.skipped_lines)
         known = self._malformed_fields.setdefault((file, side), Counter())
         known |= report.fields
-
-    def _row_ids(self, categories: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if self._vocabularies is None:
-            sizes = np.array(self.num_embeddings, dtype=np.int64)
-            return categories % sizes[:, None]
-        return np.stack(
-            [
-                vocabulary.row_ids(column)
-                for vocabulary, column in zip(self._vocabularies, categories, strict=True)
-            ]
-        )
-
-    def _read_vocabularies(self) -> list[Vocabulary]:
-        vocabularies = [Vocabulary(rows) for rows in self.num_embeddings]
-        for rows in self._rows("train"):
-            for vocabulary, column in zip(vocabularies, rows.categories, strict=True):
-                vocabulary.add(column)
-        return vocabularies
 
 
 def _as_batch(rows: CriteoRows, offsets: torch.Tensor) -> Batch:

@@ -14,8 +14,8 @@ import torch
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.access_skew import production_skew
 from cpr_ext.wings.lab.dlrm.batch import Batch, check_batch_request
+from cpr_ext.wings.lab.dlrm.evaluation import auc
 from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
-from cpr_ext.wings.lab.dlrm.metrics import auc
 from cpr_ext.wings.lab.dlrm.planted_teacher import PlantedTeacher
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 

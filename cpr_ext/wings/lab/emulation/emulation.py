@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
@@ -18,17 +17,15 @@ from cpr_ext.wings.lab.emulation.machine import describe_machine
 from cpr_ext.wings.lab.emulation.run_strategy import Training
 from cpr_ext.wings.lab.emulation.scenario import Scenario
 from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategyName
-from cpr_ext.wings.lab.emulation.workers import Finished, Moved, Task, play_all, workers_that_fit
+from cpr_ext.wings.lab.emulation.workers import play_all, workers_that_fit
 
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Progress of a campaign; ``samples`` are of started runs, ``message`` reports an end."""
+    """Progress of a campaign; ``message`` reports the end of a run."""
 
-    samples: int
-    total_samples: int
     runs: int
     total_runs: int
     message: str = ""
@@ -59,23 +56,23 @@ def emulate(
     source = training.open(seeds[0])
     clock = training.clock(source, scenario.job.total_hours)
     with locked(directory):
-        config = {
-            "scenario": scenario.to_plain(),
-            "training": asdict(training),
-        }
+        config = {"scenario": asdict(scenario), "training": asdict(training)}
         campaign = open_campaign(directory, config)
         for name in strategies:
             _check_playable(scenario, name, clock)
         _note(campaign, scenario)
-        _play_missing(
-            campaign,
-            scenario,
-            training,
-            campaign.missing(strategies, seeds),
-            num_workers or workers_that_fit(_table_bytes(source, training)),
-            clock.total_samples,
-            observe,
-        )
+        missing = campaign.missing(strategies, seeds)
+        kept = f"{len(campaign.runs)} finished runs are kept" if campaign.runs else ""
+        observe(Standing(0, len(missing), kept))
+        workers = num_workers or workers_that_fit(_table_bytes(source, training))
+        played = play_all(campaign, scenario, training, missing, workers)
+        for done, (key, run) in enumerate(played, start=1):
+            campaign.add(key, run)
+            text = (
+                f"{key.name}: AUC {run['auc']:.4f}, overhead {100 * run['overhead_share']:.2f} %, "
+                f"PLS {run['pls']:.4f}"
+            )
+            observe(Standing(done, len(missing), text))
     return campaign
 
 
@@ -91,41 +88,11 @@ def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: Emula
 
 def _note(campaign: Campaign, scenario: Scenario) -> None:
     told = campaign.facts
-    told["played"] = scenario.to_plain()
+    told["played"] = asdict(scenario)
     told.setdefault("commands", []).append(
         {"command": shlex.join(["cpr", *sys.argv[1:]]), "machine": describe_machine()}
     )
     campaign.save()
-
-
-def _play_missing(
-    campaign: Campaign,
-    scenario: Scenario,
-    training: Training,
-    missing: Sequence[Any],
-    num_workers: int,
-    run_samples: int,
-    observe: Callable[[Standing], None],
-) -> None:
-    done, samples = 0, dict.fromkeys(missing, 0)
-
-    def tell(message: str = "") -> None:
-        total = run_samples * len(missing)
-        observe(Standing(sum(samples.values()), total, done, len(missing), message))
-
-    tell(f"{len(campaign.runs)} finished runs are kept" if campaign.runs else "")
-    tasks = [Task(key, campaign.store_of(key)) for key in missing]
-    for event in play_all(scenario, training, tasks, num_workers):
-        if isinstance(event, Moved):
-            samples[event.key] = min(event.num_samples, run_samples)
-            tell()
-        elif isinstance(event, Finished):
-            campaign.add(event.key, event.run)
-            done, samples[event.key] = done + 1, run_samples
-            tell(
-                f"{event.key.name}: AUC {event.run['auc']:.4f}, overhead "
-                f"{100 * event.run['overhead_share']:.2f} %, PLS {event.run['pls']:.4f}"
-            )
 
 
 def _table_bytes(source: DataSource, training: Training) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -137,10 +136,6 @@ class Scenario:
         if name not in PRIORITIZED:
             return EmulatedStrategy(name, interval)
         return EmulatedStrategy(name, interval, self.fraction)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return JSON values, for a person and for comparing; there is no way back."""
-        return asdict(self)
 
 
 def find_scenario(name: str) -> Scenario:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
+from cpr_ext.storage.store_reader import StoreReader, read_committed
 from cpr_ext.wings.tools.maintenance.row_reading import shard_rows
 
 
@@ -105,23 +103,6 @@ class StoreSummary:
     keys: tuple[KeysSummary, ...] = ()
 
 
-@dataclass(frozen=True)
-class TableDetails:
-    """How old the rows of a table are in the newest snapshot.
-
-    Attributes:
-        steps_behind: how many steps before the newest snapshot rows were captured: of the
-            freshest row, at the quartiles, and of the oldest; at least so many for rows that a
-            repair wrote again.
-        rows_by_step: captured step -> rows captured then, newest first.
-    """
-
-    table: TableSummary
-    step: int
-    steps_behind: tuple[int, int, int, int, int]
-    rows_by_step: dict[int, int]
-
-
 def inspect(store: str | os.PathLike[str]) -> StoreSummary:
     """Summarise a store.
 
@@ -210,47 +191,6 @@ def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
             for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
                 sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
     return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
-
-
-def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
-    """Return how old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
-
-    Raises:
-        StoreError: not a store, or it holds no snapshot.
-        UsageError: no such table.
-        DamageError: a header or row ids are damaged.
-    """
-    return read_committed(store, lambda reader: _inspect_table(reader, table))
-
-
-def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
-    reader.table(table)
-    newest = reader.newest()
-    steps = torch.cat(
-        [
-            _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
-            for shard in range(reader.num_shards)
-            for begin, end in [reader.row_range(table, shard)]
-        ]
-    )
-    captured, counts = torch.unique(steps, return_counts=True)
-    behind = (newest.last_step - steps).sort().values
-    quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
-    return TableDetails(
-        _summarise_table(reader, table),
-        newest.last_step,
-        (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
-        dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
-    )
-
-
-def _row_steps(rows: NewestRows, begin: int, end: int) -> torch.Tensor:
-    """Return the step of each row [begin, end)."""
-    steps = torch.full((end - begin,), -1, dtype=torch.int64)
-    for segment in rows.segments:
-        for chunk in segment.chunks_of(rows.table):
-            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
-    return steps
 
 
 def _summarise_shard(shard: int, records: tuple[SegmentRecord, ...]) -> ShardSummary:
