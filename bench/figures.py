@@ -30,7 +30,6 @@ EMULATION = (*RECOVERY, "lab")
 ROUNDED = ("csrc", "state", "storage")
 #: The folders that each result measures: csrc, and those of cpr_ext.
 MEASURES: dict[str, tuple[str, ...]] = {
-    "check_costs": SAVING,
     "emulation_abstract_movietweetings": EMULATION,
     "emulation_abstract_synthetic": EMULATION,
     "emulation_production_synthetic": EMULATION,
@@ -40,7 +39,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "parity_overhead": JOBS,
     "parity_reliability": ("policy",),
     "pause": SAVING,
-    "pause_precision": SAVING,
     "peers": SAVING,
     "rebuild_speed": JOBS,
     "recovery_time": JOBS,
@@ -51,7 +49,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "torchrec_overhead": (*SAVING, "integrations"),
     "tracking_overhead": SAVING,
     "training_overhead": SAVING,
-    "training_overhead_precision": SAVING,
 }
 PAGE = ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- begin of figures: bench/figures.py -->", "<!-- end of figures -->"

@@ -12,8 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cpr_ext.wings.policy.checks import require_not_negative, require_positive
-from cpr_ext.wings.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern
+from cpr_ext.wings.policy.costs import (
+    ALL_ROWS,
+    JobCosts,
+    JobSize,
+    SavePattern,
+    require_not_negative,
+    require_positive,
+)
 from cpr_ext.wings.policy.pls import exact_expected_pls, mean_hours_since_save, whole_saves
 
 

@@ -18,8 +18,14 @@ import math
 from dataclasses import dataclass, replace
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy.checks import require_not_negative, require_positive
-from cpr_ext.wings.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern
+from cpr_ext.wings.policy.costs import (
+    ALL_ROWS,
+    JobCosts,
+    JobSize,
+    SavePattern,
+    require_not_negative,
+    require_positive,
+)
 from cpr_ext.wings.policy.expectation import (
     Expectation,
     expected_partial_recovery,

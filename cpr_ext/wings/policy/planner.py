@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cpr_ext.wings.policy.checks import require_positive, require_share
-from cpr_ext.wings.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern, StateBytes
+from cpr_ext.wings.policy.costs import (
+    ALL_ROWS,
+    JobCosts,
+    JobSize,
+    SavePattern,
+    StateBytes,
+    require_positive,
+    require_share,
+)
 from cpr_ext.wings.policy.expectation import (
     Expectation,
     Overhead,
@@ -28,8 +35,14 @@ from cpr_ext.wings.policy.parity import (
     parity_interval_hours,
 )
 from cpr_ext.wings.policy.pls import interval_for_pls
-from cpr_ext.wings.policy.recommendation import percent, recommend
-from cpr_ext.wings.policy.strategy import Plan, PriorityName, Strategy, StrategyName
+from cpr_ext.wings.policy.strategy import (
+    Plan,
+    PriorityName,
+    Strategy,
+    StrategyName,
+    percent,
+    recommend,
+)
 
 _PRIORITIZED: tuple[tuple[StrategyName, PriorityName], ...] = (
     ("CPR-SCAR", "scar"),

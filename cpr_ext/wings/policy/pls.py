@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy.checks import require_positive, require_share
-from cpr_ext.wings.policy.costs import JobSize
+from cpr_ext.wings.policy.costs import JobSize, require_positive, require_share
 
 
 def portion_of_lost_samples(samples_lost: int, total_samples: int, num_shards: int) -> float:

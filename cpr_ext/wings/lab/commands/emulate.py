@@ -115,7 +115,7 @@ def emulate(**given: Any) -> None:
     from cpr_ext.wings.lab.commands.progress import RunBar
     from cpr_ext.wings.lab.emulation.emulation import emulate as play
     from cpr_ext.wings.lab.emulation.run_strategy import Training
-    from cpr_ext.wings.lab.emulation.strategies import STRATEGIES
+    from cpr_ext.wings.lab.emulation.scenario import STRATEGIES
     from cpr_ext.wings.lab.emulation.summary import to_json
 
     data = given["data"]
@@ -178,8 +178,7 @@ def _given(given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
 
 
 def _show(campaign: Campaign) -> None:
-    from cpr_ext.wings.lab.emulation.summary import summarize
-    from cpr_ext.wings.lab.report.estimates import difference, percent, ratio
+    from cpr_ext.wings.lab.emulation.summary import difference, percent, ratio, summarize
 
     head = ("", "seeds", "overhead, %", "PLS", "AUC loss, 1e-3", "of vanilla's", "removed, %")
     rows = [

@@ -16,10 +16,9 @@ from cpr_ext import Checkpointer, EverySteps, Priority
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.state.table import find_tables
-from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
 from cpr_ext.wings.lab.dlrm.evaluation import evaluate
 from cpr_ext.wings.lab.dlrm.failures import PlannedFailure, lose_shards
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from cpr_ext.wings.lab.emulation.campaign import Campaign, RunKey
-from cpr_ext.wings.lab.emulation.statistics import fit_line
 from cpr_ext.wings.lab.emulation.summary import (
     OVERHEAD_PARTS,
     StrategySummary,
+    fit_line,
     paired_losses,
     summarize,
 )

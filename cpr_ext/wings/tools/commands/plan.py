@@ -93,7 +93,7 @@ def plan(**given: Any) -> None:
     the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
     peers' memory is among them.
     """
-    from cpr_ext.wings.tools.commands.plan_table import describe_plan, format_plan
+    from cpr_ext.wings.tools.commands.plan_picture import describe_plan, format_plan
 
     plot_file: Path | None = given["plot_file"]
     require_picture("cpr plan", plot_file)

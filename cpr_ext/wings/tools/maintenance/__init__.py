@@ -8,13 +8,14 @@ from cpr_ext.wings.tools.maintenance.exporting import ExportedStore, ExportRepor
 from cpr_ext.wings.tools.maintenance.fetching import FetchReport, fetch
 from cpr_ext.wings.tools.maintenance.importing import ImportReport, import_checkpoint
 from cpr_ext.wings.tools.maintenance.inspection import StoreSummary, inspect
-from cpr_ext.wings.tools.maintenance.job_changes import JobReport, repair_job
 from cpr_ext.wings.tools.maintenance.job_inspection import (
+    JobReport,
     JobSummary,
     JobTable,
     JobVerifyReport,
     WorkerSummary,
     inspect_job,
+    repair_job,
     verify_job,
 )
 from cpr_ext.wings.tools.maintenance.repair import RepairReport, repair

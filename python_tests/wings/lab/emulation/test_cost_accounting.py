@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.wings.lab.emulation.cost_accounting import PlayedFailure, charge, running_pls
-from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategy
+from cpr_ext.wings.lab.emulation.run_strategy import PlayedFailure, charge, running_pls
+from cpr_ext.wings.lab.emulation.scenario import EmulatedStrategy
 from cpr_ext.wings.policy import JobCosts, ParityCosts
 
 COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)

@@ -11,8 +11,12 @@ import torch
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.emulation.run_strategy import Training, play
-from cpr_ext.wings.lab.emulation.scenario import Scenario, find_scenario
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedStrategyName
+from cpr_ext.wings.lab.emulation.scenario import (
+    STRATEGIES,
+    EmulatedStrategyName,
+    Scenario,
+    find_scenario,
+)
 from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts
 
 # 56 hours in 112 steps: half an hour each.

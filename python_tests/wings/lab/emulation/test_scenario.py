@@ -4,8 +4,7 @@ import pytest
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.emulation.run_strategy import Training
-from cpr_ext.wings.lab.emulation.scenario import find_scenario
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES
+from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, find_scenario
 from cpr_ext.wings.policy import ParityCosts
 
 
