@@ -22,7 +22,6 @@ from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.tools.maintenance import (
     export,
     inspect,
-    inspect_table,
     read_rows,
     repair,
     verify,
@@ -169,7 +168,6 @@ def readers(target: Target) -> Iterator[tuple[str, Callable[[], object]]]:
     store = target.store
     yield "StoreReader", lambda: StoreReader(store)
     yield "inspect", lambda: inspect(store)
-    yield "inspect_table", lambda: inspect_table(store, "tables.a")
     yield "verify", lambda: verify(store)
     yield "repair, dry", lambda: repair(store)
     yield "read_rows", lambda: read_rows(store, "tables.b", [4, 0, 2])

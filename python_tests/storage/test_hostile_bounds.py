@@ -123,12 +123,6 @@ def test_the_tools_print_no_control_characters(store, monkeypatch, capsys, comma
         assert "owned" in text
 
 
-def test_a_name_that_does_not_exist_is_printed_without_control_characters(
-    store, monkeypatch, capsys
-):
-    assert "\\x1b[2J" in run_cli(monkeypatch, capsys, "inspect", store, "--table", "x\x1b[2J")
-
-
 def test_a_name_cannot_make_a_line_of_its_own():
     assert "\n" not in printable(NASTY)
     assert printable("größer") == "größer"

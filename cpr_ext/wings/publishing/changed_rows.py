@@ -7,9 +7,12 @@ which a slot of the writer held, and of one window.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ import torch
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.recovery.restore import read_dense
+from cpr_ext.state.dtypes import DTYPE_NAMES
+from cpr_ext.state.position import is_count
 from cpr_ext.state.slot_keys import KEY
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.locks import reader_lease
@@ -24,8 +29,112 @@ from cpr_ext.storage.manifest import SegmentRecord, StoredTable
 from cpr_ext.storage.segment_format import Segment
 from cpr_ext.storage.segment_reader import ChunkRows, SegmentRows
 from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
-from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition, model_digest
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """The newest state of some rows of one table.
+
+    Attributes:
+        number: counts the batches of one iteration, from 0.
+        table: its name in the store.
+        row_ids: (n,) int64, ascending; of a keyed table: the slots.
+        arrays: ``weight`` (n, embedding_dim); of a keyed table ``key`` (n,) int64, the id that each
+            row belongs to now, -1: to none; and per-row optimizer states if they were asked for.
+        step: none of the rows was captured after it. A repair may note a newer step than a row's
+            own.
+    """
+
+    number: int
+    table: str
+    row_ids: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+    step: int
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.RecordBatch``: ``row_id``, one list column per array, ``step``.
+
+        Values keep their bits. Arrow has no bfloat16: its values are uint16, and the field's
+        metadata records the dtype. So it does for each column, as ``dtype``.
+        """
+        import pyarrow as pa
+
+        count = len(self.row_ids)
+        step = torch.full((count,), self.step, dtype=torch.int64)
+        columns = {"row_id": self.row_ids, **self.arrays, "step": step}
+        fields, values = [], []
+        for name, tensor in columns.items():
+            column = _arrow_column(tensor)
+            described = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": str(list(tensor.shape[1:]))}
+            fields.append(pa.field(name, column.type, nullable=False, metadata=described))
+            values.append(column)
+        schema = pa.schema(fields, metadata={"table": self.table})
+        return pa.RecordBatch.from_arrays(values, schema=schema)
+
+
+def _arrow_column(tensor: torch.Tensor) -> Any:
+    import pyarrow as pa
+
+    flat = tensor.contiguous().reshape(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.uint16)
+    values = pa.array(flat.numpy())
+    if tensor.dim() == 1:
+        return values
+    return pa.FixedSizeListArray.from_arrays(values, tensor[0].numel() if len(tensor) else 1)
+
+
+class PositionError(StoreError):
+    """The changes since a position are not known: a full copy is needed."""
+
+
+@dataclass(frozen=True)
+class StorePosition:
+    """One committed state of a store.
+
+    Attributes:
+        model: digest of the store's tables.
+        snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
+        rows: the id of the snapshot that wrote the newest segment of rows; empty: none.
+    """
+
+    model: str
+    snapshot: int
+    step: int
+    num_samples: int
+    rows: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> StorePosition:
+        """Invert :meth:`to_json`.
+
+        Raises:
+            DamageError: it is no position.
+        """
+        try:
+            position = cls(**value)
+        except TypeError as error:
+            raise DamageError(f"not a position in a store: {error!r:.200}") from error
+        counts = (position.snapshot, position.step, position.num_samples)
+        digests = (position.model, position.rows)
+        if not all(map(is_count, counts)) or not all(isinstance(text, str) for text in digests):
+            raise DamageError(f"not a position in a store: {value!r:.200}")
+        return position
+
+
+def model_digest(reader: StoreReader) -> str:
+    """Return a digest of what a store holds rows of."""
+    tables = [
+        (name, table.num_embeddings, table.embedding_dim, DTYPE_NAMES[table.dtype])
+        for name, table in sorted(reader.tables.items())
+    ]
+    text = json.dumps(tables)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
 
 OnGap = Literal["raise", "copy"]
 WINDOW_ROWS = 1 << 26  # a byte of memory each
@@ -57,7 +166,6 @@ class ChangedRows:
         *,
         is_copy: bool,
         states: bool,
-        skip: int,
     ) -> None:
         self.since = since
         self.until = until
@@ -66,7 +174,6 @@ class ChangedRows:
         self._segments = segments  # to read, oldest first
         self._ids = ids  # of the snapshots that the store has passed, as far as it shows
         self._states = states
-        self._skip = skip
 
     def replace(self, begun: StorePosition) -> bool:
         """Return whether they replace all that changes up to ``begun`` may have written."""
@@ -111,13 +218,12 @@ class ChangedRows:
         with reader_lease(self._reader.directory):
             number = 0
             for table in sorted(self._reader.tables):
-                for chunk in self._changed(table, self._skip - number):
-                    if chunk is not None:
-                        yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
+                for chunk in self._changed(table):
+                    yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
                     number += 1
 
-    def _changed(self, table: str, skip: int) -> Iterator[ChunkRows | None]:
-        """Yield the changed rows of one table; None for each of the first ``skip``."""
+    def _changed(self, table: str) -> Iterator[ChunkRows]:
+        """Yield the changed rows of one table."""
         rows = self._open(table)
         begin, end = 0, self._reader.table(table).num_embeddings
         for first in range(begin, end, WINDOW_ROWS):
@@ -126,18 +232,13 @@ class ChangedRows:
             for segment in reversed(rows.segments):
                 for chunk in segment.chunks_of(table):
                     held = None
-                    if skip <= 0 and not segment.is_run(chunk) and first == begin and last == end:
+                    if not segment.is_run(chunk) and first == begin and last == end:
                         held = segment.rows(chunk)  # ids and values in one read
                         wanted = _find_rows(held.row_ids, first, last, is_found)
                     else:
                         wanted = _find_chunk(segment, chunk, first, last, is_found)
-                    if wanted is None:
-                        continue
-                    if skip > 0:
-                        skip -= 1
-                        yield None
-                        continue
-                    yield self._taken(rows, held or segment.rows(chunk), wanted)
+                    if wanted is not None:
+                        yield self._taken(rows, held or segment.rows(chunk), wanted)
 
     def _taken(self, rows: NewestRows, chunk: ChunkRows, wanted: torch.Tensor | slice) -> ChunkRows:
         """Return the rows of a chunk at positions ``wanted``."""
@@ -220,7 +321,6 @@ def changed_rows(
     states: bool = False,
     on_gap: OnGap = "raise",
     until: StorePosition | None = None,
-    skip: int = 0,
 ) -> ChangedRows:
     """Return the rows that snapshots committed after ``since`` brought, in their newest state.
 
@@ -233,8 +333,7 @@ def changed_rows(
         states: yield per-row optimizer states, too.
         on_gap: where the store does not show what changed, as after a roll-back to before
             ``since``: ``"raise"``, or ``"copy"`` all rows.
-        until, skip: to restart an iteration: its ``until``, and how many of its batches to pass
-            over.
+        until: the state that the store must be at, as that of another iteration.
 
     Raises:
         PositionError: ``since`` is not in the store's history, and ``on_gap`` is ``"raise"``; it is
@@ -244,9 +343,7 @@ def changed_rows(
     """
     if on_gap not in ("raise", "copy"):
         raise UsageError(f"on_gap is {on_gap!r}; it must be 'raise' or 'copy'")
-    return read_committed(
-        store, lambda reader: _plan(reader, since, until, on_gap, states=states, skip=skip)
-    )
+    return read_committed(store, lambda reader: _plan(reader, since, until, on_gap, states=states))
 
 
 def _plan(
@@ -256,7 +353,6 @@ def _plan(
     on_gap: OnGap,
     *,
     states: bool,
-    skip: int,
 ) -> ChangedRows:
     newest = reader.newest()
     model = model_digest(reader)
@@ -283,14 +379,12 @@ def _plan(
         )
     if until is not None and until != here:
         raise PositionError(
-            f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of the "
-            "iteration to restart; apply the changes from its beginning, without skip="
+            f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of until="
         )
     return ChangedRows(
         *(reader, since, here, segments[first or 0 :], ids),
         is_copy=bool(segments) and not first,
         states=states,
-        skip=skip,
     )
 
 

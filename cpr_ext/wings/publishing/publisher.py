@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.storage.ids import new_id
 from cpr_ext.storage.locks import reader_lease
-from cpr_ext.wings.publishing.changed_rows import ChangedRows, changed_rows
-from cpr_ext.wings.publishing.part_file import FileFormat, checksum_of, write_batches, write_tensors
+from cpr_ext.wings.publishing.changed_rows import (
+    ChangedRows,
+    PositionError,
+    RowBatch,
+    StorePosition,
+    changed_rows,
+)
+from cpr_ext.wings.publishing.part_file import checksum_of, write_batches, write_tensors
 from cpr_ext.wings.publishing.places import Place, PublicationPlace, open_place
 from cpr_ext.wings.publishing.publication import (
     DENSE,
@@ -23,8 +29,6 @@ from cpr_ext.wings.publishing.publication import (
     PublishedUpdate,
     file_name,
 )
-from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition
 
 PART_BYTES = 64 << 20
 _TRIES = 5
@@ -59,9 +63,7 @@ def publish(
     store: str | os.PathLike[str],
     to: PublicationPlace,
     *,
-    file_format: FileFormat = "safetensors",
     states: bool = False,
-    since: StorePosition | None = None,
     whole: bool = False,
     renew_after: float = 1.0,
     part_bytes: int = PART_BYTES,
@@ -74,10 +76,7 @@ def publish(
     Args:
         to: a directory, an address such as ``s3://bucket/rows``, or
             :class:`~cpr_ext.wings.remote.RemoteOptions`.
-        file_format: of rows. Parquet needs pyarrow.
         states: write per-row optimizer states, too.
-        since: begin a publication without all rows, for consumers that hold this state of the store
-            (``Subscriber(position=...)``).
         whole: write all rows for new consumers in any case; for a store of another model, begin the
             publication again.
         renew_after: write all rows again once updates exceed this many times the bytes of the last
@@ -85,7 +84,6 @@ def publish(
         part_bytes: about how large a file gets.
 
     Raises:
-        UsageError: no such format; or ``since`` for a publication that has begun.
         StoreError: ``to`` is in use, no publication, or that of a store of other tables; another
             process published to it; or ``store`` is no store, or holds no snapshot.
         DamageError: the store or the index is damaged; the publication is as before.
@@ -93,15 +91,13 @@ def publish(
         RemoteError: a request failed. The publication is as before; or it has the new state, if
             the answer was lost.
     """
-    if file_format not in ("safetensors", "parquet"):
-        raise UsageError(f"file_format is {file_format!r}; allowed: safetensors, parquet")
     place = open_place(to)
     for tries_left in reversed(range(_TRIES)):
         try:
             # The lease of all reading: a commit removes no file that is still to be read.
             with place.opened() as directory, reader_lease(Path(store)):
-                writer = _Writer(place, directory, file_format, states, part_bytes)
-                return writer.publish(store, since, whole=whole, renew_after=renew_after)
+                writer = _Writer(place, directory, states, part_bytes)
+                return writer.publish(store, whole=whole, renew_after=renew_after)
         except _StoreMovedError:
             if not tries_left:
                 raise
@@ -125,34 +121,26 @@ class _Writer:
         self,
         place: Place,
         directory: Path,
-        file_format: FileFormat,
         states: bool,
         part_bytes: int,
     ) -> None:
         self._place = place
         self._directory = directory
-        self._format: FileFormat = file_format
         self._states = states
         self._part_bytes = part_bytes
 
     def publish(
         self,
         store: str | os.PathLike[str],
-        begins_at: StorePosition | None,
         *,
         whole: bool,
         renew_after: float,
     ) -> PublishReport:
         known = self._place.read_index()
-        if known is not None and begins_at is not None:
-            raise UsageError(
-                f"'{self._place.name}' holds a publication, which has a position of its own; leave "
-                "out since"
-            )
         self._place.begin(known)
         before = known
         try:
-            since = begins_at if known is None else known.position
+            since = None if known is None else known.position
             changes = changed_rows(store, since, states=self._states, on_gap="copy")
         except PositionError as error:
             if not whole:
@@ -163,7 +151,7 @@ class _Writer:
             before = None
             changes = changed_rows(store, states=self._states)
         if before is None:
-            before = Publication(_tables(changes), changes.until, (), changes.since)
+            before = Publication(_tables(changes), changes.until, ())
         elif before.position == changes.until and not whole:
             return self._report(before, [], changes)
         # Numbers go on after those of another store: names of files are not used again.
@@ -185,9 +173,9 @@ class _Writer:
         after: float,
     ) -> list[PublishedUpdate]:
         last = before.newest_whole
-        if last is None and before.begins_at is None:
+        if last is None:
             return [self._write(changes, next_one, is_whole=True)]
-        if not whole and (last is None or _bytes_after(before, last) <= after * last.file_bytes):
+        if not whole and _bytes_after(before, last) <= after * last.file_bytes:
             return [self._write(changes, next_one, is_whole=False)]
         try:
             every = changed_rows(store, states=self._states, until=changes.until)
@@ -207,8 +195,8 @@ class _Writer:
             self._place.add_file(files[-1])
 
         def add(batches: list[RowBatch]) -> None:
-            name = file_name(number, is_whole=is_whole, part=len(files), suffix=self._format)
-            write_batches(self._directory / name, batches, self._format)
+            name = file_name(number, is_whole=is_whole, part=len(files))
+            write_batches(self._directory / name, batches)
             rows = sum(len(batch.row_ids) for batch in batches)
             take(name, batches[0].table, rows)
 
@@ -220,7 +208,7 @@ class _Writer:
             if changes.is_gone():
                 raise _StoreMovedError(str(error)) from error
             raise
-        dense = file_name(number, is_whole=is_whole, part=len(files), suffix="safetensors")
+        dense = file_name(number, is_whole=is_whole, part=len(files))
         write_tensors(self._directory / dense, tensors)
         take(dense, DENSE, 0)
         return PublishedUpdate(

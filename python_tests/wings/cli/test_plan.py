@@ -113,7 +113,7 @@ def test_the_ends_of_the_interval_are_planned_with_the_bytes_of_the_store(cpr, s
     # A disk so slow that the small tables, saved whole each time, cost much.
     options = ("--store", store, "--shards", 3, "--job-hours", 300, "--target-pls", 0.05)
     options += ("--write-mb-per-second", 1e-5, "--read-mb-per-second", 1e-4)
-    _, out, _ = cpr("plan", *options, "--failure-log", log, "--failure-model", "exponential")
+    _, out, _ = cpr("plan", *options, "--failure-log", log)
     note = " ".join(out.split("- At the ends of")[1].split())
     low, high = re.search(r"([\d.]+) and ([\d.]+) h:", note).groups()
     said = re.findall(r"(CPR-\w+|full) every ([\d.]+) h \(([\d.]+) % overhead\)", note)
@@ -129,7 +129,7 @@ def test_the_ends_of_the_interval_are_planned_with_the_bytes_of_the_store(cpr, s
 def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
     from matplotlib.image import imread
 
-    for options in (("--preset", "abstract-56h"), (*JOB, *COSTS, *PARITY, "--clock", "running")):
+    for options in (("--preset", "abstract-56h"), (*JOB, *COSTS, *PARITY)):
         code, out, _ = cpr("plan", *options, "--plot", tmp_path / "plan.png")
         assert code == 0
         assert f"Drawn to {tmp_path / 'plan.png'}" in out
@@ -141,44 +141,3 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         assert (parity > 20) == ("--parity-group-size" in options)
     code, _, err = cpr("plan", *JOB, *COSTS, "--plot", tmp_path / "plan.xyz")
     assert (code, "xyz" in err) == (2, True)
-
-
-def test_a_precision_shrinks_the_saves_of_a_priority(cpr):
-    plain = json.loads(cpr("plan", *JOB, *COSTS, "--json")[1])
-    assert plain["precisions"] == []
-    options = ("--precision", "int8", "--embedding-dim", 16)
-    rounded = json.loads(cpr("plan", *JOB, *COSTS, *options, "--json")[1])
-    share = 36 / 76
-    for one, other in zip(plain["strategies"], rounded["strategies"], strict=True):
-        factor = share if one["name"] in ("CPR-SCAR", "CPR-MFU", "CPR-SSU") else 1
-        assert other["expected"]["overhead"]["save_hours"] == pytest.approx(
-            factor * one["expected"]["overhead"]["save_hours"]
-        )
-    figures = {each["precision"]: each for each in rounded["precisions"]}
-    assert figures["int8"]["written_share"] == pytest.approx(share)
-    assert figures["int8"]["pls"] < figures["float16"]["pls"] < figures["float32"]["pls"]
-
-
-def test_columns_are_refused_where_they_say_nothing(cpr, store):
-    code, _, err = cpr("plan", *JOB, *COSTS, "--embedding-dim", 16)
-    assert code == 2
-    assert "of use only with --precision" in err
-    speed = ("--write-mb-per-second", 100, "--read-mb-per-second", 100)
-    given = (
-        "plan",
-        "--store",
-        store,
-        "--shards",
-        3,
-        *speed,
-        "--job-hours",
-        100,
-        "--mtbf-hours",
-        25,
-    )
-    code, _, err = cpr(*given, "--precision", "int8", "--embedding-dim", 16)
-    assert code == 2
-    assert "both give the columns of a row" in err
-    code, out, _ = cpr(*given, "--precision", "int8", "--json")
-    assert code == 0
-    assert json.loads(out)["precisions"][0]["written_share"] == 1

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import cpr_ext
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.wings.publishing import (
     KeyedRows,
@@ -252,14 +251,3 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
     assert "".join(line for line in shown.splitlines(True) if line[:5] == "items") == expected
     assert of(tables[TABLE]) == now
     job.end()
-
-
-def test_parquet_has_the_keys_too(tmp_path):
-    pytest.importorskip("pyarrow")
-    job = KeyedJob(tmp_path / "store", precision=cpr_ext.Precision(partial="float16"))
-    job.train(20)
-    job.end()
-    publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")
-    keyed = KeyedRows(SLOTS, DIM)
-    Subscriber(tmp_path / "rows", {TABLE: keyed}).poll()
-    assert of(keyed).keys() == job.keys_at[16]

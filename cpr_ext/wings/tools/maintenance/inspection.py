@@ -6,13 +6,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-import torch
-
 from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
+from cpr_ext.storage.store_reader import StoreReader, read_committed
 from cpr_ext.wings.tools.maintenance.row_reading import rows_of
 
 
@@ -104,23 +102,6 @@ class StoreSummary:
     keys: tuple[KeysSummary, ...] = ()
 
 
-@dataclass(frozen=True)
-class TableDetails:
-    """How old the rows of a table are in the newest snapshot.
-
-    Attributes:
-        steps_behind: how many steps before the newest snapshot rows were captured: of the
-            freshest row, at the quartiles, and of the oldest; at least so many for rows that a
-            repair wrote again.
-        rows_by_step: captured step -> rows captured then, newest first.
-    """
-
-    table: TableSummary
-    step: int
-    steps_behind: tuple[int, int, int, int, int]
-    rows_by_step: dict[int, int]
-
-
 def inspect(store: str | os.PathLike[str]) -> StoreSummary:
     """Summarise a store.
 
@@ -194,40 +175,6 @@ def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
                 for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
                     sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
     return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
-
-
-def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
-    """Return how old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
-
-    Raises:
-        StoreError: not a store, or it holds no snapshot.
-        UsageError: no such table.
-        DamageError: a header or row ids are damaged.
-    """
-    return read_committed(store, lambda reader: _inspect_table(reader, table))
-
-
-def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
-    num_rows, newest = reader.table(table).num_embeddings, reader.newest()
-    steps = _row_steps(rows_of(reader, table, newest.snapshot), num_rows)
-    captured, counts = torch.unique(steps, return_counts=True)
-    behind = (newest.last_step - steps).sort().values
-    quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
-    return TableDetails(
-        _summarise_table(reader, table),
-        newest.last_step,
-        (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
-        dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
-    )
-
-
-def _row_steps(rows: NewestRows, num_rows: int) -> torch.Tensor:
-    """Return the step (num_rows,) of each row."""
-    steps = torch.full((num_rows,), -1, dtype=torch.int64)
-    for segment in rows.segments:
-        for chunk in segment.chunks_of(rows.table):
-            steps[segment.row_ids(chunk)] = segment.segment.chunks[chunk].step
-    return steps
 
 
 def _summarise_rows(records: tuple[SegmentRecord, ...]) -> RowsSummary:

@@ -1,9 +1,11 @@
-"""The paper's formulas: figures worked by hand, the abstract's, and what must always hold."""
+"""Overhead by the paper's formulas and as expected: by hand, the abstract's, and always."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
@@ -17,6 +19,7 @@ from cpr_ext.wings.policy import (
     partial_recovery,
     young_interval_hours,
 )
+from cpr_ext.wings.policy.expectation import best_full_interval_hours, expected_full_recovery
 
 # By hand: 100 h, a failure every 25 h, 0.5 h per save, every 5 h.
 JOB = JobSize(100, 10)
@@ -76,6 +79,33 @@ def test_the_figures_of_the_abstract_follow_from_costs(
 
 hours = st.floats(1e-3, 1e3)
 costs = st.builds(JobCosts, hours, hours, hours, hours)
+
+
+@pytest.mark.parametrize(
+    ("total", "mtbf", "interval"), [(500, 20, 2), (56, 28, 44.8), (50, 10, 9), (100, 28, 150)]
+)
+def test_full_recovery_is_expected_as_histories_come_to(total, mtbf, interval):
+    """Each failure, at any moment, repeats what was trained since the last whole save."""
+    rng, job = np.random.default_rng(0), JobSize(total, 8)
+    played = []
+    for _ in range(4000):
+        times = rng.uniform(0, total, rng.poisson(total / mtbf))
+        lost = (times - np.floor(times / interval) * interval).sum()
+        played.append(total // interval * 0.5 + len(times) * 0.5 + lost)
+    expected = expected_full_recovery(COSTS, job, mtbf, interval).overhead.total_hours
+    assert abs(np.mean(played) - expected) < 4 * np.std(played) / 4000**0.5
+
+
+@given(costs, st.floats(1, 500), st.floats(0.5, 200), st.integers(1, 60))
+def test_no_number_of_saves_is_better_than_the_best(costs, total, mtbf, saves):
+    job = JobSize(total, 8)
+
+    def cost(interval):
+        return expected_full_recovery(costs, job, mtbf, interval).overhead.total_hours
+
+    best = best_full_interval_hours(costs, job, mtbf)
+    assert best <= total
+    assert cost(best) <= cost(total / saves) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
