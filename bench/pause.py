@@ -26,7 +26,7 @@ from results import keep, parser_of
 from savers import DcpAsyncSave
 from training import Protected, Run, seconds_of
 
-from cpr_ext import Precision
+from cpr_ext import Precision, StoreOptions
 from cpr_ext._native import native
 from cpr_ext.saving.priorities import MostFrequentlyUsed
 from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
@@ -108,7 +108,12 @@ def compare(run: Run, precision: str, folder: Path, rounds: int) -> dict[str, An
     savers = {}
     for name in (EXACT, precision):
         kept_in = Precision(partial=name)
-        savers[name] = Protected(run, folder / name, priority=PRIORITY, precision=kept_in)
+        savers[name] = Protected(
+            run,
+            folder / name,
+            priority=PRIORITY,
+            store=StoreOptions(None, precision=kept_in),
+        )
         savers[name].train_until_saved()
         savers[name].let_go()
         found[name] = {"pause": [], "held": [], "steps_per_second": [], "bytes": []}

@@ -172,7 +172,7 @@ def recovery(stored: Stored, group: str = "recovery") -> list[Comparison]:
             assert sum(each.result() for each in reads) == stored.num_bytes
 
     opened: list[cpr_ext.Checkpointer] = []
-    stored.tables.checkpointer.close()
+    stored.tables.checkpointer.close(save=False)
 
     def remove() -> None:
         while opened:
@@ -247,8 +247,7 @@ def with_partials(store: Path, total_bytes: int) -> Comparison:
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(1 << 40),
         num_shards=NUM_SHARDS,
-        rebase_after=None,
-        save_at_close=False,
+        store=cpr_ext.StoreOptions(rebase_after=None),
     )
     checkpointer.save("base")
     checkpointer.wait()
@@ -261,7 +260,7 @@ def with_partials(store: Path, total_bytes: int) -> Comparison:
         checkpointer.step(1)
         checkpointer.save()
         checkpointer.wait()
-    checkpointer.close()
+    checkpointer.close(save=False)
     files = store.glob("segments/*-0*-*.safetensors")
     return Comparison(
         f"changed rows of a base and {NUM_PARTIALS} partial snapshots",

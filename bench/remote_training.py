@@ -18,6 +18,7 @@ import torch
 from paired import median_interval
 from training import Protected, Run
 
+from cpr_ext import StoreOptions
 from cpr_ext.wings.remote import RemoteOptions
 
 BYTES_PER_SECOND = 10e6
@@ -76,7 +77,9 @@ def train(
         wait_at_close_seconds=0.0,
         **service,
     )
-    protected = Protected(run, folder / "store", remote=address)
+    protected = Protected(
+        run, folder / "store", store=StoreOptions(rebase_after=None, remote=address)
+    )
     copy = protected.checkpointer.store.origin
     assert copy is not None
     gate = Paused(copy._writer.spend)

@@ -87,7 +87,9 @@ class Ours(Saving):
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
-            precision=cpr_ext.Precision(partial=rounded_to(mode)),
+            store=cpr_ext.StoreOptions(
+                rebase_after=None, precision=cpr_ext.Precision(partial=rounded_to(mode))
+            ),
         )
         self.protected.train_until_saved()  # the base
 

@@ -14,7 +14,7 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, priorities, saved_hashes, snapshot
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import gradient_rows, lookup_recorder
-from python_tests.helpers import Trained, assert_same, read_chunks, shard_records
+from python_tests.helpers import Trained, assert_same, open_checkpointer, read_chunks, shard_records
 
 emulator = _emulated.emulator
 
@@ -35,7 +35,7 @@ class Run:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
-        self.checkpointer = cpr_ext.Checkpointer(
+        self.checkpointer = open_checkpointer(
             self.model,
             self.optimizer,
             directory,
@@ -271,7 +271,7 @@ def train_rounded(directory, *, gather_bytes=1 << 30):
             directory,
             tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
             schedule=cpr_ext.EverySteps(10**9),
-            precision=precision,
+            store=cpr_ext.StoreOptions(precision=precision),
             overlap="never",
             staging=cpr_ext.StagingOptions(gather_bytes=gather_bytes),
             **options,
@@ -338,7 +338,6 @@ def test_row_updates_lost_are_counted_beside_any_priority(tmp_path, priority):
         tmp_path / "s",
         priority=priority,
         schedule=cpr_ext.EverySteps(1000),
-        count_row_updates=True,
     )
     run.save_base()
     run.step(range(100))

@@ -14,7 +14,12 @@ from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, num_d
 
 def make_run(folder, **options):
     """Training that writes some rows of one table before each step, as PyTorch does not count."""
-    options = {"priority": cpr_ext.AllRows(), **OPTIONS, "rebase_after": None, **options}
+    options = {
+        "priority": cpr_ext.AllRows(),
+        **OPTIONS,
+        "store": cpr_ext.StoreOptions(rebase_after=None),
+        **options,
+    }
     run = Trained(folder, TABLES, **options)
     run.weight = run.model.tables["a"].weight
     run.written = torch.Generator().manual_seed(0)

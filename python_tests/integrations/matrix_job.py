@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer, sharding_env
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import (
     FUSED,
     TABLES,
@@ -99,7 +100,9 @@ def train(folder, rank, batch):
         join(at / "meeting-old", rank, cell.old_ranks)
         parallel, optimizer = build(cell, cell.old_plan, cell.old_ranks, seed=0)
         options = {**OPTIONS, "save_at_close": False}
-        ckpt = make_checkpointer(parallel, optimizer, at / f"old-{rank}", **options)
+        ckpt = open_checkpointer(
+            parallel, optimizer, at / f"old-{rank}", **options, make=make_checkpointer
+        )
         alive.append(ckpt)
         train_steps(parallel, optimizer, ckpt, SAVED_STEPS)
         ckpt.save("base").wait_until_done()

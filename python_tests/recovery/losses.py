@@ -10,8 +10,7 @@ from cpr_ext.state.table import shard_row_range
 NUM_SHARDS = 4
 OPTIONS = {
     "num_shards": NUM_SHARDS,
-    "when_busy": "wait",
-    "schedule": cpr_ext.EverySteps(3),
+    "schedule": cpr_ext.EverySteps(3, when_busy="wait"),
 }
 
 

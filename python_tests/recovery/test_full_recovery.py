@@ -116,7 +116,11 @@ def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
 
 def test_recovery_reaches_each_full_recovery_point_that_is_kept(tmp_path):
     retention = cpr_ext.Retention(full_recovery_points=3)
-    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "retention": retention}
+    options = {
+        **OPTIONS,
+        "priority": cpr_ext.AllRows(),
+        "store": cpr_ext.StoreOptions(retention=retention),
+    }
     run = Trained(tmp_path, **options)
     states = {}
     for _ in range(14):

@@ -117,7 +117,10 @@ def run(process, folder, source, seed, reference):
     Returns:
         The paths of the live segments.
     """
-    options = {"precision": process.precision, "overlap": process.overlap}
+    options = {
+        "store": cpr_ext.StoreOptions(precision=process.precision),
+        "overlap": process.overlap,
+    }
     trained = Trained(folder, seed=seed, num_shards=shards_of(folder), **OPTIONS, **options)
     if reference.states:
         trained.checkpointer.recover(from_store=None if folder == source else source)

@@ -71,7 +71,10 @@ def num_different(rows, *others):
 def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
     tmp_path, precision, overlap
 ):
-    options = {"precision": cpr_ext.Precision(partial=precision), "overlap": overlap}
+    options = {
+        "store": cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial=precision)),
+        "overlap": overlap,
+    }
     run, before, after = saved_twice(tmp_path, **options)
     run.die()
     report, rows = recovered(tmp_path)
@@ -80,7 +83,9 @@ def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
 
 
 def test_a_row_with_nan_is_refused_by_its_name(tmp_path):
-    run = Trained(tmp_path, **OPTIONS, precision=cpr_ext.Precision(base="int8"))
+    run = Trained(
+        tmp_path, **OPTIONS, store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(base="int8"))
+    )
     run.train(1)
     with torch.no_grad():
         run.model.tables["big"].weight[411, 5] = float("nan")
@@ -93,7 +98,9 @@ def test_a_row_with_nan_is_refused_by_its_name(tmp_path):
 
 
 def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
-    run, before, after = saved_twice(tmp_path, precision=cpr_ext.Precision(partial="int8"))
+    run, before, after = saved_twice(
+        tmp_path, store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial="int8"))
+    )
     run.die()
     wanted = expected(before, after, "int8")
     for _, record, path in list(shard_records(run.store)):
@@ -121,7 +128,9 @@ def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
 
 
 def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
-    run, before, after = saved_twice(tmp_path / "two", precision=cpr_ext.Precision(partial="int8"))
+    run, before, after = saved_twice(
+        tmp_path / "two", store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial="int8"))
+    )
     run.die()
     other = Trained(tmp_path / "three", seed=9, **{**OPTIONS, "num_shards": 3})
     report = other.checkpointer.recover(from_store=tmp_path / "two")
@@ -132,4 +141,4 @@ def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
 
 def test_a_precision_that_is_none_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"precision is 'int8'; needed: such as Precision"):
-        Trained(tmp_path, precision="int8")
+        Trained(tmp_path, store=cpr_ext.StoreOptions(precision="int8"))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cpr_ext
 from cpr_ext import (
     AllRows,
     Checkpointer,
@@ -76,7 +77,11 @@ def saved_rows(store, priority, batches):
         return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
     model, optimizer = embeddings()
-    options = {"priority": priority, "schedule": EverySteps(10**9), "rebase_after": None}
+    options = {
+        "priority": priority,
+        "schedule": EverySteps(10**9),
+        "store": cpr_ext.StoreOptions(rebase_after=None),
+    }
     with Checkpointer(model, optimizer, store, **options) as ckpt:
         ckpt.recover()
         ckpt.save("base").wait_until_done()

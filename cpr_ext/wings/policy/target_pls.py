@@ -7,7 +7,7 @@ import math
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
-from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
+from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule, WhenBusy
 from cpr_ext.wings.policy import (
     ExponentialFailures,
     FailureModel,
@@ -61,6 +61,7 @@ class TargetPLS(Schedule):
             only failures that parity does not make good, and are as rare as those allow.
         spend_bytes: with rounded partial snapshots, save more often, until they write as many bytes
             per hour as float32 rows would at the target. PLS is then expected below it.
+        when_busy: as of every schedule, see :class:`cpr_ext.Schedule`.
 
     Attributes:
         interval_hours: between two snapshots; None until the checkpointer has begun.
@@ -83,6 +84,7 @@ class TargetPLS(Schedule):
         num_shards: int | None = None,
         parity: ParityCosts | None = None,
         spend_bytes: bool = False,
+        when_busy: WhenBusy = "delay",
     ) -> None:
         if not 0 < as_number("target_pls", target_pls) <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
@@ -109,6 +111,8 @@ class TargetPLS(Schedule):
         self.num_shards = num_shards
         self.parity = parity
         self.spend_bytes = spend_bytes
+        self.when_busy = when_busy
+        self.require_sound()
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None

@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ class Loop:
         model, optimizers: what ``build`` made; ``optimizers`` as it returned them.
         others: what else it returned.
         checkpointer: of the model.
-        extra_state: what the last recovery gave back (``Checkpointer(extra_state=...)``).
+        state: what the last recovery gave back of callables (``Checkpointer(state=...)``).
     """
 
     model: nn.Module
     optimizers: Any
     others: tuple[Any, ...]
     checkpointer: Checkpointer
-    extra_state: Any = None
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 def reference(name: str, function: Callable[..., Any] | None) -> Function | None:
@@ -90,12 +90,16 @@ def run_functions(plan: LifePlan) -> None:
     make = _make_default if plan.make_checkpointer is None else load(plan.make_checkpointer)
     with make(model, optimizers, "store", *others) as ckpt:
         report = ckpt.recover()
-        job = Loop(model, optimizers, tuple(others), ckpt, report.extra_state)
+        job = Loop(model, optimizers, tuple(others), ckpt, report.state)
         while ckpt.step_count < plan.steps:
             num_samples = train_step(job, ckpt.step_count)
             ckpt.step(num_samples if isinstance(num_samples, int) else 1)
 
 
 def _make_default(model: Any, optimizers: Any, directory: str, *others: Any) -> Checkpointer:
-    stateful = [each for each in others if hasattr(each, "load_state_dict")]
-    return Checkpointer(model, optimizers, directory, stateful=stateful)
+    state = {
+        f"others[{number}]": each
+        for number, each in enumerate(others)
+        if hasattr(each, "load_state_dict")
+    }
+    return Checkpointer(model, optimizers, directory, state=state)

@@ -42,10 +42,10 @@ def prove(
             from step to step, such as a reader or a scheduler.
         train_step: called with the loop and the number of the step, from 0. It trains it; an int
             that it returns is the number of samples. The loop has ``model``, ``optimizers``,
-            ``others`` (what else ``build`` returned), ``checkpointer`` and ``extra_state``.
+            ``others`` (what else ``build`` returned), ``checkpointer`` and ``state``.
         steps: to train in all.
         make_checkpointer: called with model, optimizers, directory, and each of the others. By
-            default, a Checkpointer with ``stateful=`` those that have ``load_state_dict()``.
+            default, a Checkpointer with ``state=`` those that have ``load_state_dict()``.
         ignore: parts of names of variables that may differ.
 
     Returns:

@@ -43,9 +43,10 @@ def checkpointer(directory, *, has_copy=False):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
         *(model, optimizer, directory),
-        schedule=cpr_ext.EverySteps(2),
-        when_busy="wait",
-        remote=RemoteOptions(f"file://{directory}.copy") if has_copy else None,
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=cpr_ext.StoreOptions(
+            remote=RemoteOptions(f"file://{directory}.copy") if has_copy else None
+        ),
     )
     return model, optimizer, ckpt
 

@@ -72,7 +72,7 @@ def reopen(trained):
         TABLES,
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
+        store=cpr_ext.StoreOptions(rebase_after=None),
         priority=cpr_ext.MostFrequentlyUsed(0.2),
     )
     again.checkpointer.recover(mode="full")
@@ -191,8 +191,9 @@ def _reopen(directory, priority):
         num_shards=2,
         priority=priority,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
-        retention=cpr_ext.Retention(full_recovery_points=2),
+        store=cpr_ext.StoreOptions(
+            rebase_after=None, retention=cpr_ext.Retention(full_recovery_points=2)
+        ),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16),
     )
     trained.checkpointer.recover()

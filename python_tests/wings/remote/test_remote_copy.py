@@ -68,7 +68,9 @@ MEMORY = RemoteOptions("memory:///")
 
 
 def begin(directory, seed=0, remote=MEMORY):
-    trained = Trained(directory, SMALL, seed=seed, remote=remote, **OPTIONS)
+    trained = Trained(
+        directory, SMALL, seed=seed, store=cpr_ext.StoreOptions(remote=remote), **OPTIONS
+    )
     trained.report = trained.checkpointer.recover()
     return trained
 

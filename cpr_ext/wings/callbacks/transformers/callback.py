@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dense_state import generator_states, restore_generators
-from cpr_ext.state.stateful import as_stateful
+from cpr_ext.state.stateful import joined_state
 from cpr_ext.wings.callbacks.transformers.progress import TrainerProgress
 
 
@@ -69,12 +69,13 @@ class CprTrainerCallback(TrainerCallback):  # type: ignore[misc]
         trainer.create_optimizer()  # train() keeps it
         self._progress = TrainerProgress(trainer)
         options = dict(self._options)
-        stateful = [self._progress, *as_stateful(options.pop("stateful", None))]
+        more = {"trainer.progress": self._progress}
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
-            stateful.append(scaler)
+            more["trainer.scaler"] = scaler
+        state = joined_state(options.pop("state", None), more)
         try:
             with Checkpointer(
-                trainer.model, trainer.optimizer, self._directory, stateful=stateful, **options
+                trainer.model, trainer.optimizer, self._directory, state=state, **options
             ) as self.checkpointer:
                 self.report = self.checkpointer.recover()
                 self._generators = generator_states()

@@ -1,4 +1,4 @@
-"""How far a Trainer is: its position, its logs and its scheduler, as one stateful object."""
+"""How far a Trainer is: its position, its logs and its scheduler, as one object with a state."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext import Checkpointer, MostFrequentlyUsed, Progress, Schedule
+from cpr_ext import Checkpointer, MostFrequentlyUsed, Progress, Schedule, StoreOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
@@ -144,8 +144,7 @@ def measure_costs(
             directory,
             priority=MostFrequentlyUsed(fraction),
             schedule=trainer.schedule,
-            rebase_after=None,
-            save_at_close=False,
+            store=StoreOptions(rebase_after=None),
         ) as checkpointer:
             trainer.train()
             checkpointer.step(batch_size)  # the base
@@ -156,6 +155,7 @@ def measure_costs(
             )
             report = checkpointer.recover(shards=[0])
             state_bytes = _state_bytes(checkpointer)
+            checkpointer.close(save=False)
     finally:
         torch.set_num_threads(num_threads)
         shutil.rmtree(directory, ignore_errors=True)

@@ -18,7 +18,11 @@ def trained_store(
     **options,
 ) -> Trained:
     """A run with a base and ``snapshots`` partial ones, its snapshots waited for."""
-    options = {"schedule": cpr_ext.EverySteps(10**9), "rebase_after": None, **options}
+    options = {
+        "schedule": cpr_ext.EverySteps(10**9),
+        "store": cpr_ext.StoreOptions(rebase_after=None),
+        **options,
+    }
     trained = Trained(
         directory,
         TABLES,

@@ -18,7 +18,7 @@ from python_tests.keyed_job import SLOTS, TABLE, KeyedJob
 
 @pytest.fixture
 def job(tmp_path):
-    job = KeyedJob(tmp_path / "store", rebase_after=None, scores=True)
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None), scores=True)
     job.train(37)
     return job.end()
 
@@ -37,12 +37,19 @@ def test_inspect_shows_occupancy_and_evictions(job, tmp_path):
 def test_a_copy_in_object_storage_has_the_keys(tmp_path):
     address = f"file://{tmp_path}/copy"
     job = KeyedJob(
-        tmp_path / "store", remote=RemoteOptions(address), rebase_after=None, scores=True
+        tmp_path / "store",
+        store=cpr_ext.StoreOptions(remote=RemoteOptions(address), rebase_after=None),
+        scores=True,
     )
     job.train(37)
     job.end()
     shutil.rmtree(tmp_path / "store")
-    again = KeyedJob(tmp_path / "store", seed=1, remote=RemoteOptions(address), scores=True)
+    again = KeyedJob(
+        tmp_path / "store",
+        seed=1,
+        store=cpr_ext.StoreOptions(remote=RemoteOptions(address)),
+        scores=True,
+    )
     again.ckpt.recover()
     again.ckpt.close()
     assert again.rows().keys() == job.keys_at[36]
@@ -50,7 +57,7 @@ def test_a_copy_in_object_storage_has_the_keys(tmp_path):
 
 
 def test_after_a_repair_no_key_has_two_slots(tmp_path):
-    job = KeyedJob(tmp_path / "store", rebase_after=None, num_slots=24)
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None), num_slots=24)
     job.train(47, new_ids=5)
     job.end()
     path = job.ckpt.store.path_of(job.ckpt.store.manifest.shards[0][-1])
@@ -71,10 +78,12 @@ def test_after_a_repair_no_key_has_two_slots(tmp_path):
 @pytest.mark.parametrize("precision", ["int8", "float16"])
 def test_rounded_rows_keep_exact_keys(tmp_path, precision):
     rounded = cpr_ext.Precision(base=precision, partial=precision)
-    job = KeyedJob(tmp_path / "store", precision=rounded, rebase_after=None)
+    job = KeyedJob(
+        tmp_path / "store", store=cpr_ext.StoreOptions(precision=rounded, rebase_after=None)
+    )
     job.train(37)
     job.end()
-    again = KeyedJob(tmp_path / "store", seed=1, precision=rounded)
+    again = KeyedJob(tmp_path / "store", seed=1, store=cpr_ext.StoreOptions(precision=rounded))
     assert again.ckpt.recover().rows_rounded > 0
     assert again.rows().keys() == job.keys_at[36]
     again.end()

@@ -13,7 +13,9 @@ from python_tests.recovery.test_rounded_rows import recovered, saved_twice
 def stored(tmp_path_factory):
     """Return a store of int8 partial snapshots, and the rows that a recovery gives."""
     directory = tmp_path_factory.mktemp("rounded") / "store"
-    run, _, _ = saved_twice(directory, precision=cpr_ext.Precision(partial="int8"))
+    run, _, _ = saved_twice(
+        directory, store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial="int8"))
+    )
     run.die()
     return directory, recovered(directory)
 
