@@ -74,8 +74,8 @@ class Checkpointer:
         state: by name, what else a snapshot holds. Objects with ``state_dict()`` and
             ``load_state_dict()``, such as learning-rate schedulers, ``torch.amp.GradScaler``, a
             reader or an ``AveragedModel``, take their state back in ``recover()``. The result of a
-            callable without arguments (plain values and tensors) comes back in
-            ``RecoveryReport.state``. ``cpr_ext.PerRank(...)`` around either marks what each process
+            callable without arguments (plain values and tensors) is in ``RecoveryReport.state``
+            after it. ``cpr_ext.PerRank(...)`` around either marks what each process
             of a job has for itself; all else is that of the process that saved last.
         store: what the store keeps, how exactly, and its copy: :class:`cpr_ext.StoreOptions`.
         staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
@@ -426,7 +426,7 @@ class Checkpointer:
         """Save what was trained since, and release all resources. Closing twice is fine.
 
         It finishes the current snapshot. If training has passed the newest snapshot, or that one
-        lacks changed rows, it saves all rows as they are now, which takes as long as a base
+        lacks changed rows, it saves all rows as they are now. This takes as long as a base
         snapshot. In the middle of a step it cannot; a line of the log then reports what is not
         saved. The normal end of a ``with`` block does the same; an exception that leaves it saves
         nothing.

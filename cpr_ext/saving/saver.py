@@ -351,6 +351,12 @@ class Saver:
             self._rounds_left = _MOST_ROUNDS if waits else 0
         else:
             self._rounds_left -= 1
+            if self._rounds_left == 0 and not waits:
+                logger.info(
+                    "snapshots %d to %d reached no full-recovery point: rows change faster than "
+                    "they are captured and written",
+                    *(snapshot.number - _MOST_ROUNDS + 1, snapshot.number),
+                )
         self.outcomes.note_committed(snapshot, self._arrays)
 
     def keep_up_to(self, step: int) -> bool:

@@ -2,7 +2,7 @@
 
 Objects have ``state_dict()`` and ``load_state_dict()``: learning-rate schedulers, gradient scalers,
 readers. Random number generators of a user's own are wrapped. A callable gives plain values and
-tensors, which come back in the report of a recovery.
+tensors, which the report of a recovery has.
 """
 
 from __future__ import annotations

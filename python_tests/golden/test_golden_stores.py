@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
 from safetensors.torch import load_file
 
 import cpr_ext
 from cpr_ext.storage.checksummed_json import FORMAT_VERSION
+from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
 from python_tests.golden.make_store import arrays_of, build, dense_of, open_store, train
 from python_tests.helpers import assert_same
 
