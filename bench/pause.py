@@ -107,13 +107,8 @@ def compare(run: Run, precision: str, folder: Path, rounds: int) -> dict[str, An
     found: dict[str, dict[str, list[float]]] = {}
     savers = {}
     for name in (EXACT, precision):
-        kept_in = Precision(partial=name)
-        savers[name] = Protected(
-            run,
-            folder / name,
-            priority=PRIORITY,
-            store=StoreOptions(None, precision=kept_in),
-        )
+        kept_in = StoreOptions(None, precision=Precision(partial=name))
+        savers[name] = Protected(run, folder / name, priority=PRIORITY, store=kept_in)
         savers[name].train_until_saved()
         savers[name].let_go()
         found[name] = {"pause": [], "held": [], "steps_per_second": [], "bytes": []}

@@ -77,9 +77,7 @@ def train(
         wait_at_close_seconds=0.0,
         **service,
     )
-    protected = Protected(
-        run, folder / "store", store=StoreOptions(rebase_after=None, remote=address)
-    )
+    protected = Protected(run, folder / "store", store=StoreOptions(None, remote=address))
     copy = protected.checkpointer.store.origin
     assert copy is not None
     gate = Paused(copy._writer.spend)

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from training import PeakMemory, Protected, Run, in_own_process
 
 import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.state.precision import EXACT
 
 HERE = Path(__file__).resolve().parent
@@ -87,9 +88,7 @@ class Ours(Saving):
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
-            store=cpr_ext.StoreOptions(
-                rebase_after=None, precision=cpr_ext.Precision(partial=rounded_to(mode))
-            ),
+            store=StoreOptions(None, precision=Precision(partial=rounded_to(mode))),
         )
         self.protected.train_until_saved()  # the base
 

@@ -295,7 +295,7 @@ def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
     run = Trained(
         tmp_path,
         schedule=cpr_ext.EverySteps(2, when_busy="wait"),
-        store=cpr_ext.StoreOptions(rebase_after=None),
+        store=cpr_ext.StoreOptions(None),
         **EXACT,
     )
     run.train(5)

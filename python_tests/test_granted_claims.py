@@ -69,7 +69,7 @@ class Loop:
             directory,
             priority=cpr_ext.AllRows() if fraction == 1 else cpr_ext.MostFrequentlyUsed(fraction),
             overlap=overlap,
-            store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=100)),
+            store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(100)),
             save_at_close=False,
             **NEVER,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from python_tests.helpers import open_checkpointer
+import cpr_ext
 
 ROWS = 8 << 20
 # Four bytes of counts per row, and two of hashes.
@@ -23,7 +23,7 @@ def test_memory_is_made_for_a_new_store_only(tmp_path):
     grown = []
     for _ in range(2):
         before = resident_bytes()
-        with open_checkpointer(table, optimizer, tmp_path, save_at_close=False) as checkpointer:
+        with cpr_ext.Checkpointer(table, optimizer, tmp_path) as checkpointer:
             grown.append(resident_bytes() - before)
             if not grown[1:]:
                 checkpointer.save("base")

@@ -5,7 +5,6 @@ import torch
 
 import cpr_ext
 from cpr_ext.wings.tools.maintenance import read_rows
-from python_tests.helpers import open_checkpointer
 
 ROWS, SHARDS = 400, 4
 
@@ -20,13 +19,12 @@ class Loop:
         self.model = torch.nn.EmbeddingBag(ROWS, 4, sparse=True)
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         self.directory = directory
-        self.ckpt = open_checkpointer(
+        self.ckpt = cpr_ext.Checkpointer(
             self.model,
             self.optimizer,
             directory,
             num_shards=SHARDS,
             schedule=cpr_ext.EverySteps(10**6),
-            save_at_close=False,
             **options,
         )
         self.ckpt.recover()

@@ -17,7 +17,7 @@ def make_run(folder, **options):
     options = {
         "priority": cpr_ext.AllRows(),
         **OPTIONS,
-        "store": cpr_ext.StoreOptions(rebase_after=None),
+        "store": cpr_ext.StoreOptions(None),
         **options,
     }
     run = Trained(folder, TABLES, **options)

@@ -38,7 +38,7 @@ class Fresh:
             staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=SLOT_BYTES),
             save_at_close=False,
             state={"seq": lambda: self.seq},
-            **{"store": cpr_ext.StoreOptions(rebase_after=None), **options},
+            **{"store": cpr_ext.StoreOptions(None), **options},
         )
 
     @property

@@ -62,7 +62,7 @@ class Run:
                 "num_shards": 2,
                 "priority": cpr_ext.AllRows(),
                 "schedule": cpr_ext.EverySteps(10**9),
-                "store": cpr_ext.StoreOptions(rebase_after=None, retention=cpr_ext.Retention(2)),
+                "store": cpr_ext.StoreOptions(None, cpr_ext.Retention(2)),
                 "save_at_close": False,
                 **options,
             },

@@ -82,7 +82,7 @@ class Life:
         self._name = store
         self._saves_all = isinstance(options.get("priority"), cpr_ext.AllRows)
         self.model, self.optimizers = build(seed)
-        kept = options.pop("store", cpr_ext.StoreOptions(rebase_after=None))
+        kept = options.pop("store", cpr_ext.StoreOptions(None))
         self.checkpointer = watcher.insist(
             lambda: open_checkpointer(
                 self.model,

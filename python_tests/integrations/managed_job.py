@@ -182,10 +182,9 @@ class ManagedJob:
         self, store, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
     ):
         self.model, self.optimizer = sharded(policy, fused, seed, pooled=pooled)
-        given = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5, when_busy="wait")}
-        self.ckpt = open_checkpointer(
-            self.model, self.optimizer, store, **given | options, make=make_checkpointer
-        )
+        given = {"save_at_close": False, "make": make_checkpointer, **options}
+        given.setdefault("schedule", cpr_ext.EverySteps(5, when_busy="wait"))
+        self.ckpt = open_checkpointer(self.model, self.optimizer, store, **given)
         self.history, self.keys_at, self.num_reused = {}, {}, 0
 
     def modules(self):
@@ -229,7 +228,7 @@ CASES = {
 }
 EXACT = {
     "priority": cpr_ext.AllRows(),
-    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=3)),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(3)),
 }
 
 
@@ -252,7 +251,7 @@ def partial(directory, rank, name):
     """Train, end, recover; what is wrong with the recovered rows."""
     policy, options = CASES[name]
     store = directory / f"{name}-{rank}"
-    options = {"store": cpr_ext.StoreOptions(rebase_after=None), **options}
+    options = {"store": cpr_ext.StoreOptions(None), **options}
     job = ManagedJob(store, policy=policy, **options)
     job.train(48)
     job.end()

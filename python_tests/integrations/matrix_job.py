@@ -99,10 +99,8 @@ def train(folder, rank, batch):
         at.mkdir(exist_ok=True)
         join(at / "meeting-old", rank, cell.old_ranks)
         parallel, optimizer = build(cell, cell.old_plan, cell.old_ranks, seed=0)
-        options = {**OPTIONS, "save_at_close": False}
-        ckpt = open_checkpointer(
-            parallel, optimizer, at / f"old-{rank}", **options, make=make_checkpointer
-        )
+        options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
+        ckpt = open_checkpointer(parallel, optimizer, at / f"old-{rank}", **options)
         alive.append(ckpt)
         train_steps(parallel, optimizer, ckpt, SAVED_STEPS)
         ckpt.save("base").wait_until_done()

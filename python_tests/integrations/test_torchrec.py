@@ -120,10 +120,13 @@ def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
     store = tmp_path_factory.mktemp("store") / "rank-0"
     num_shards = data.draw(st.integers(1, 3))
     parallel, optimizer = sharded(plan, fused)
-    options = {**ALL_ROWS, "num_shards": num_shards, "save_at_close": False}
-    with open_checkpointer(
-        parallel, optimizer, store, **options, make=make_checkpointer
-    ) as checkpointer:
+    options = {
+        **ALL_ROWS,
+        "num_shards": num_shards,
+        "save_at_close": False,
+        "make": make_checkpointer,
+    }
+    with open_checkpointer(parallel, optimizer, store, **options) as checkpointer:
         for steps in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
             train(parallel, optimizer, checkpointer, steps)
             checkpointer.save(data.draw(st.sampled_from(["partial", "base"])))
@@ -417,17 +420,13 @@ def test_a_wrapped_optimizer_resumes_bit_for_bit(tmp_path, kind):
         whole = held(checkpointer)
         linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
     parallel, optimizer = wrapped(kind, 0)
-    options = {**ALL_ROWS, "save_at_close": False}
-    with open_checkpointer(
-        parallel, optimizer, tmp_path / "cut", **options, make=make_checkpointer
-    ) as checkpointer:
+    options = {**ALL_ROWS, "save_at_close": False, "make": make_checkpointer}
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
         train(parallel, optimizer, checkpointer, 4)
         checkpointer.save("base").wait_until_done()
         train(parallel, optimizer, checkpointer, 1)
     parallel, optimizer = wrapped(kind, 1)
-    with open_checkpointer(
-        parallel, optimizer, tmp_path / "cut", **options, make=make_checkpointer
-    ) as checkpointer:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
         assert checkpointer.recover().step == 4
         train(parallel, optimizer, checkpointer, 3)
         assert same_tables(held(checkpointer), whole)

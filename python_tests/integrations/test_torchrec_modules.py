@@ -192,18 +192,14 @@ def test_a_module_resumes_bit_for_bit(tmp_path, kind, plan, monkeypatch):
         train(parallel, optimizer, ckpt, STEPS, kind)
         tables, dense = held(parallel, ckpt)
     assert dense
-    options = {**OPTIONS, "save_at_close": False}
+    options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
     parallel, optimizer = build(kind, plan, 0)
-    with open_checkpointer(
-        parallel, optimizer, tmp_path / "cut", **options, make=make_checkpointer
-    ) as ckpt:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
         train(parallel, optimizer, ckpt, SAVED, kind)
         ckpt.save("partial").wait_until_done()
         train(parallel, optimizer, ckpt, 1, kind)
     parallel, optimizer = build(kind, plan, 1)
-    with open_checkpointer(
-        parallel, optimizer, tmp_path / "cut", **options, make=make_checkpointer
-    ) as ckpt:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
         assert ckpt.recover().step == SAVED
         train(parallel, optimizer, ckpt, STEPS - SAVED, kind)
         found, live = held(parallel, ckpt)

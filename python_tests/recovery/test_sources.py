@@ -14,7 +14,7 @@ OPTIONS = {
     "optimizer": "sgd",
     "schedule": cpr_ext.EverySteps(1, when_busy="wait"),
     "priority": cpr_ext.AllRows(),
-    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=3)),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(3)),
 }
 
 

@@ -17,17 +17,16 @@ from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.capture_ways import DeviceCopy, OneStep, Sweep
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.emulated_cases import Run, emulator
-from python_tests.helpers import open_checkpointer
 
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
 
 
-def start(directory, **options):
+def start(directory, when_busy="delay", **options):
     """A run whose base snapshot is saved; its next ones need several slots."""
     staging = cpr_ext.StagingOptions(**SMALL, **options.pop("staging", {}))
     run = Run(
         directory,
-        schedule=cpr_ext.EverySteps(1000),
+        schedule=cpr_ext.EverySteps(1000, when_busy=when_busy),
         priority=cpr_ext.MostFrequentlyUsed(0.6),
         staging=staging,
         **options,
@@ -189,8 +188,8 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
         optimizer.step()
         checkpointer.step()
 
-    with open_checkpointer(
-        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL), overlap="never"
+    with cpr_ext.Checkpointer(
+        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL)
     ) as checkpointer:
         checkpointer.schedule = cpr_ext.EverySteps(1000)
         train(checkpointer)
@@ -228,9 +227,7 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, w
     if why == "no memory":
         monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
-    run = start(
-        tmp_path / "s", schedule=cpr_ext.EverySteps(1000, when_busy=when_busy), staging=staging
-    )
+    run = start(tmp_path / "s", when_busy, staging=staging)
     snapshot, _ = begin(run)
     instead = {"delay": Sweep, "wait": OneStep}[when_busy]
     assert type(run.checkpointer._saver._way) is instead

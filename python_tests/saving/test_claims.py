@@ -50,7 +50,7 @@ def run(tmp_path):
     run = Watched(
         tmp_path / "store",
         *make(),
-        store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=9)),
+        store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(9)),
     )
     train(run)
     yield run

@@ -82,7 +82,8 @@ def test_a_nan_in_the_dense_part_is_named(run):
 
 
 def test_nan_is_saved_when_asked_for(tmp_path):
-    run = Trained(tmp_path, optimizer="sgd", store=cpr_ext.StoreOptions(on_nan="save"), **OPTIONS)
+    options = {**OPTIONS, "store": cpr_ext.StoreOptions(None, on_nan="save")}
+    run = Trained(tmp_path, optimizer="sgd", **options)
     run.train(1)
     with torch.no_grad():
         run.model.tables["big"].weight[5] = float("nan")

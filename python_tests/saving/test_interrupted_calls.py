@@ -154,7 +154,6 @@ def test_wait_keeps_its_time(tmp_path, monkeypatch):
     run = Steps(
         tmp_path,
         tables={"a": (200_000, 8)},
-        overlap="never",
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
     )
     run.train(1)
@@ -201,7 +200,7 @@ def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
         submit(committer, change)
 
     monkeypatch.setattr(CommitThread, "submit", interrupted)
-    run = Steps(tmp_path, overlap="never", schedule=cpr_ext.EverySteps(2, when_busy="wait"))
+    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"))
     num_interrupts = 0
     for _ in range(8):
         try:

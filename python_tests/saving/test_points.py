@@ -12,7 +12,7 @@ from python_tests.saving.captured import TABLES
 OPTIONS = {
     "overlap": "always",
     "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=20)),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(20)),
 }
 
 

@@ -80,7 +80,7 @@ def saved_rows(store, priority, batches):
     options = {
         "priority": priority,
         "schedule": EverySteps(10**9),
-        "store": cpr_ext.StoreOptions(rebase_after=None),
+        "store": cpr_ext.StoreOptions(None),
     }
     with Checkpointer(model, optimizer, store, **options) as ckpt:
         ckpt.recover()

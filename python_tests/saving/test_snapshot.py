@@ -137,33 +137,23 @@ def staging_options():
     dtype=st.sampled_from(DTYPES),
     priority=priorities(),
     num_shards=st.integers(1, 4),
-    every_steps=st.integers(1, 4),
+    schedule=st.builds(
+        cpr_ext.EverySteps, st.integers(1, 4), when_busy=st.sampled_from(["delay", "wait"])
+    ),
     staging=staging_options(),
     num_steps=st.integers(1, 14),
     saves=st.dictionaries(st.integers(1, 14), st.sampled_from(["base", "partial"]), max_size=2),
     store=st.sampled_from([None, 0.3, 4.0]).map(cpr_ext.StoreOptions),
-    when_busy=st.sampled_from(["delay", "wait"]),
     overlap=st.sampled_from(["never", "always"]),
     are_short=st.booleans(),
     lookups=st.sampled_from([1, 30, 500]),
     seed=st.integers(0, 1000),
 )
 def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_recovery_brings_it_back(
-    tables,
-    optimizer,
-    dtype,
-    lookups,
-    num_steps,
-    saves,
-    seed,
-    every_steps,
-    are_short,
-    when_busy,
-    **options,
+    tables, optimizer, dtype, lookups, num_steps, saves, seed, are_short, **options
 ):
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as directory, short_windows(are_short):
-        options["schedule"] = cpr_ext.EverySteps(every_steps, when_busy=when_busy)
         model, optimizers = build(tables, optimizer, dtype)
         checkpointer = open_checkpointer(model, optimizers, directory, **options)
         reference = Reference(checkpointer)

@@ -53,7 +53,7 @@ def test_snapshots_follow_each_other_and_keep_to_the_bandwidth(tmp_path, monkeyp
     run = Trained(
         tmp_path,
         schedule=Continuous(1000.0, min_seconds=0.0),
-        store=cpr_ext.StoreOptions(rebase_after=None),
+        store=cpr_ext.StoreOptions(None),
     )
     begun = []
     for _ in range(200):

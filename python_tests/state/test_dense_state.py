@@ -20,14 +20,7 @@ from cpr_ext.state.dense_state import (
 )
 from cpr_ext.state.grown_buffers import copy_unsaved_buffers, restore_unsaved_buffers
 from cpr_ext.state.table import find_tables
-from python_tests.helpers import (
-    assert_same,
-    clone,
-    copy_state,
-    differences,
-    open_checkpointer,
-    same_bits,
-)
+from python_tests.helpers import assert_same, clone, copy_state, differences, same_bits
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -340,7 +333,7 @@ def test_states_belong_to_parameters_and_not_to_places_in_an_optimizer(tmp_path)
 def test_parameters_in_other_groups_of_an_optimizer_are_refused(tmp_path, groups):
     save_twins(tmp_path)
     with (
-        open_checkpointer(*make_twins(*groups), tmp_path, save_at_close=False) as ckpt,
+        cpr_ext.Checkpointer(*make_twins(*groups), tmp_path) as ckpt,
         pytest.raises(StoreError, match=r"a Adam has its parameters in groups \[\['"),
     ):
         ckpt.recover()

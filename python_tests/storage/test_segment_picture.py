@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import cpr_ext
-from python_tests.helpers import open_checkpointer
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot_format.md"
 _DTYPES = {"I64": "<i8", "F32": "<f4"}
@@ -19,9 +18,9 @@ def test_the_picture_of_a_segment_is_that_of_one_written_now(tmp_path):
     model = nn.Embedding(8, 2, sparse=True)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=1.0)
-    checkpointer = open_checkpointer(
+    checkpointer = cpr_ext.Checkpointer(
         model, optimizer, tmp_path, num_shards=1, priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(10**9), store=cpr_ext.StoreOptions(None), save_at_close=False,
+        schedule=cpr_ext.EverySteps(10**9), store=cpr_ext.StoreOptions(None),
     )  # fmt: skip
     checkpointer.recover()
     for kind in ("base", "partial"):

@@ -37,7 +37,7 @@ def test_they_are_those_since_each_row_was_last_taken(events):
     for event, ids, bound in events:
         chosen = np.unique(np.array(ids, np.int64))
         if event == "look":
-            indices = [torch.tensor(ids, dtype=torch.int64)] * 2
+            indices = [torch.tensor(ids, dtype=torch.int64)]
             native.count_lookups([tracker], indices)
             np.add.at(plain, ids, 1)
         elif event == "take":

@@ -9,7 +9,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning
-from python_tests.helpers import die, open_checkpointer
+from python_tests.helpers import die
 from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
 
 
@@ -88,11 +88,10 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
     torch.manual_seed(0)
     model = nn.Embedding(20_000, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with open_checkpointer(
+    with cpr_ext.Checkpointer(
         model,
         optimizer,
         tmp_path,
-        overlap="never",
         **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     ) as ckpt:
         handle, snapshot = ckpt.step(), ckpt._saver.in_flight

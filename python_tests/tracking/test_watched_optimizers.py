@@ -9,7 +9,6 @@ from torch import nn
 import cpr_ext
 from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
 from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
-from python_tests.helpers import open_checkpointer
 from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
 
 
@@ -35,13 +34,8 @@ def test_the_gradient_that_a_closure_makes_counts(tmp_path, kind, by_name):
 @pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
 def test_lbfgs_which_moves_all_rows_is_saved_whole(tmp_path):
     """It makes new tensors for its state at each step, which is no change by somebody else."""
-    run = plain(
-        tmp_path,
-        torch.optim.LBFGS,
-        sparse=False,
-        optimizer={"max_iter": 3},
-        priority=cpr_ext.AllRows(),
-    )
+    options = {"optimizer": {"max_iter": 3}, "priority": cpr_ext.AllRows()}
+    run = plain(tmp_path, torch.optim.LBFGS, sparse=False, **options)
     (optimizer,) = run.optimizers
 
     def closure():
@@ -101,11 +95,10 @@ def test_after_an_optimizer_was_replaced_nothing_more_is_saved(tmp_path):
     torch.manual_seed(0)
     model = nn.Embedding(20_000, 8)
     first = torch.optim.SGD(model.parameters(), lr=0.1)
-    ckpt = open_checkpointer(
+    ckpt = cpr_ext.Checkpointer(
         model,
         first,
         tmp_path,
-        overlap="never",
         **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     )
     snapshot = ckpt.step()

@@ -1,8 +1,7 @@
 """Libraries with a ``fit()`` of their own: a data loader that saves and resumes.
 
 >>> batches = ResumableLoader(train_loader)
->>> state = {"batches": batches}
->>> with cpr_ext.Checkpointer(model, trainer.optimizer, "store", state=state) as ckpt:
+>>> with cpr_ext.Checkpointer(model, optimizer, "store", state={"batches": batches}) as ckpt:
 ...     ckpt.recover()
 ...     trainer.n_epoch -= batches.epoch
 ...     with batches.reporting_to(ckpt):

@@ -61,7 +61,6 @@ class TargetPLS(Schedule):
             only failures that parity does not make good, and are as rare as those allow.
         spend_bytes: with rounded partial snapshots, save more often, until they write as many bytes
             per hour as float32 rows would at the target. PLS is then expected below it.
-        when_busy: as of every schedule, see :class:`cpr_ext.Schedule`.
 
     Attributes:
         interval_hours: between two snapshots; None until the checkpointer has begun.

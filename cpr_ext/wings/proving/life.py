@@ -95,9 +95,7 @@ class Life:
     ) -> None:
         store = options.get("store", StoreOptions())
         given = {"priority": options.get("priority"), "precision": store.precision}
-        own = {
-            name: repr(value) for name, value in given.items() if value not in (None, Precision())
-        }
+        own = {name: repr(each) for name, each in given.items() if each not in (None, Precision())}
         store = replace(store, precision=Precision(), remote=None)
         changed = {"priority": AllRows(), "store": store}
         original(ckpt, model, optimizers, self.place(directory), **{**options, **changed})

@@ -97,9 +97,5 @@ def run_functions(plan: LifePlan) -> None:
 
 
 def _make_default(model: Any, optimizers: Any, directory: str, *others: Any) -> Checkpointer:
-    state = {
-        f"others[{number}]": each
-        for number, each in enumerate(others)
-        if hasattr(each, "load_state_dict")
-    }
+    state = {f"others[{n}]": o for n, o in enumerate(others) if hasattr(o, "load_state_dict")}
     return Checkpointer(model, optimizers, directory, state=state)

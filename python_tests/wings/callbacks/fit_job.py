@@ -25,10 +25,7 @@ from cpr_ext.state.dense_schema import pack
 from cpr_ext.wings.callbacks.loops import ResumableLoader
 
 USERS, ITEMS, SAMPLES, BATCH, EPOCHS = 40, 30, 90, 8, 3
-OPTIONS = {
-    "schedule": cpr_ext.EverySteps(5, when_busy="wait"),
-    "priority": cpr_ext.AllRows(),
-}
+OPTIONS = {"schedule": cpr_ext.EverySteps(5, when_busy="wait"), "priority": cpr_ext.AllRows()}
 
 
 def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -30,20 +30,10 @@ def test_a_script_that_saves_all_is_proven_and_its_own_store_stays_as_it_is(tmp_
 @pytest.mark.parametrize(
     ("forgotten", "what", "variable", "remedy"),
     [
-        (
-            "reader",
-            "input 1 of ",
-            "train: reader.state_dict()['next_batch']",
-            "state={'reader': reader}",
-        ),
+        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "'reader': reader}"),
         ("generator", "input 1 of ", "train: generator", "state={'generator': generator}"),
         ("scheduler", "'lr' of group 0: it is 0.1, and was 0.05", "", "before the Checkpointer's"),
-        (
-            "average",
-            "average.weights['0.weight']",
-            "average.weights",
-            "state={'average.weights': lambda: average.weights}",
-        ),
+        ("average", "average.weights['0.weight']", "average.weights", "lambda: average.weights}"),
         ("inner", "of the model", "train: dense.state[0]", "Checkpointer(model, [..., dense]"),
         ("teacher", "loss 1", "teacher.weight", "one module that holds the model and teacher"),
     ],

@@ -72,7 +72,7 @@ def reopen(trained):
         TABLES,
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
-        store=cpr_ext.StoreOptions(rebase_after=None),
+        store=cpr_ext.StoreOptions(None),
         priority=cpr_ext.MostFrequentlyUsed(0.2),
     )
     again.checkpointer.recover(mode="full")

@@ -66,7 +66,7 @@ def of(keyed):
 
 
 def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None))
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None))
     keyed = KeyedRows(SLOTS, DIM)
     subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
     before, num_gone = set(), 0
@@ -121,7 +121,7 @@ def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_o
 
 
 def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(rebase_after=None))
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(None))
     consumer, kept = Dictionary(), Dictionary()
     for cut_off_after in (None, 1, 2, None):
         job.train(10, new_ids=12)
@@ -134,7 +134,7 @@ def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
 
 
 def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(rebase_after=None))
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(None))
     job.train(7)
     job.ckpt.wait()
     shutil.copytree(tmp_path / "store", tmp_path / "before")
@@ -225,7 +225,7 @@ def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
 
 
 def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None))
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None))
     main = runpy.run_path(str(EXAMPLE))["main"]
     arguments = [str(tmp_path / "rows"), "--states", "3", "--pause", "0.01"]
     shown = expected = ""

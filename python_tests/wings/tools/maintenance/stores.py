@@ -20,7 +20,7 @@ def trained_store(
     """A run with a base and ``snapshots`` partial ones, its snapshots waited for."""
     options = {
         "schedule": cpr_ext.EverySteps(10**9),
-        "store": cpr_ext.StoreOptions(rebase_after=None),
+        "store": cpr_ext.StoreOptions(None),
         **options,
     }
     trained = Trained(

@@ -18,7 +18,7 @@ from python_tests.keyed_job import SLOTS, TABLE, KeyedJob
 
 @pytest.fixture
 def job(tmp_path):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None), scores=True)
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None), scores=True)
     job.train(37)
     return job.end()
 
@@ -38,7 +38,7 @@ def test_a_copy_in_object_storage_has_the_keys(tmp_path):
     address = f"file://{tmp_path}/copy"
     job = KeyedJob(
         tmp_path / "store",
-        store=cpr_ext.StoreOptions(remote=RemoteOptions(address), rebase_after=None),
+        store=cpr_ext.StoreOptions(None, remote=RemoteOptions(address)),
         scores=True,
     )
     job.train(37)
@@ -57,7 +57,7 @@ def test_a_copy_in_object_storage_has_the_keys(tmp_path):
 
 
 def test_after_a_repair_no_key_has_two_slots(tmp_path):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(rebase_after=None), num_slots=24)
+    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None), num_slots=24)
     job.train(47, new_ids=5)
     job.end()
     path = job.ckpt.store.path_of(job.ckpt.store.manifest.shards[0][-1])
@@ -79,7 +79,7 @@ def test_after_a_repair_no_key_has_two_slots(tmp_path):
 def test_rounded_rows_keep_exact_keys(tmp_path, precision):
     rounded = cpr_ext.Precision(base=precision, partial=precision)
     job = KeyedJob(
-        tmp_path / "store", store=cpr_ext.StoreOptions(precision=rounded, rebase_after=None)
+        tmp_path / "store", store=cpr_ext.StoreOptions(None, precision=rounded)
     )
     job.train(37)
     job.end()
