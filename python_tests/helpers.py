@@ -132,11 +132,7 @@ def _quiet(kind):
 def open_checkpointer(
     *given, make=cpr_ext.Checkpointer, overlap=None, save_at_close=True, **options
 ):
-    """A Checkpointer whose way of capturing, and of ending, the test chooses.
-
-    ``overlap``: "always" or "never", whatever the size of the tables; None: as it is.
-    ``save_at_close``: False: close(), and the end of a ``with`` block, save nothing more.
-    """
+    """A Checkpointer that captures small tables in the background ("always"), or no table."""
     least = {"always": 0, "never": sys.maxsize}.get(overlap, background_capture.OVERLAP_BYTES)
     with patch.object(background_capture, "OVERLAP_BYTES", least):
         checkpointer = make(*given, **options)

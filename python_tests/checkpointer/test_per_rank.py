@@ -1,7 +1,5 @@
 """State that each process of a job has for itself: ``PerRank``."""
 
-import random
-
 import pytest
 import torch
 from torch import nn
@@ -107,11 +105,3 @@ def test_parts_of_several_processes_leave_it_alone(tmp_path):
     assert report.state == {"epoch": 10}
     assert len(report.differences) == 1
     whole.ckpt.close()
-
-
-def test_a_generator_may_be_given_as_it_is(tmp_path):
-    model, draws = nn.Embedding(10, 4), random.Random(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(model, optimizer, tmp_path, state={"d": PerRank(draws)}) as ckpt:
-        assert ckpt.declared.objects["d"].generator is draws
-        assert ckpt.declared.own == {"d"}

@@ -28,11 +28,7 @@ class Loop:
             self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.5)
         scheduler = Wrapped(self.scheduler) if kind == "wrapped_late" else self.scheduler
         self.ckpt = cpr_ext.Checkpointer(
-            self.model,
-            self.optimizer,
-            directory,
-            state={"scheduler": scheduler},
-            schedule=cpr_ext.EverySeconds(60, when_busy="wait"),
+            self.model, self.optimizer, directory, state={"scheduler": scheduler}
         )
 
     def train(self, until=EPOCHS * BATCHES):

@@ -135,16 +135,6 @@ def test_a_scheduler_that_is_given_is_not_warned_of(tmp_path, given):
     assert len(found) == (given == "scaler")
 
 
-def test_another_worker_takes_the_replicated_states_of_objects(tmp_path):
-    one, other = Loop(tmp_path / "one"), Loop(tmp_path / "other")
-    with one.checkpointer, other.checkpointer:
-        one.train(6)
-        part = one.checkpointer.replicated_state()
-        other.checkpointer.load_replicated_state(part, generators=True)
-    assert other.scheduler.state_dict() == one.scheduler.state_dict()
-    assert other.scaler.state_dict() == one.scaler.state_dict()
-
-
 class Wrapped:
     """As Accelerate wraps a scheduler."""
 

@@ -185,12 +185,10 @@ class MlpJob(ShardedJob):
         )  # fmt: skip
         kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
         self.job_tables = [table]
+        when_busy = "wait" if self.settings.whole_steps else "delay"
         return (kind or cpr_ext.Checkpointer)(
             model, optimizers, directory, tables=[table],
-            schedule=cpr_ext.EverySteps(
-                self.settings.every_steps,
-                when_busy="wait" if self.settings.whole_steps else "delay",
-            ),
+            schedule=cpr_ext.EverySteps(self.settings.every_steps, when_busy=when_busy),
             **(WHOLE_STEPS if self.settings.whole_steps else {}),
             **self.watched_options(),
         )  # fmt: skip

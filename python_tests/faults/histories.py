@@ -364,7 +364,7 @@ class History:
 
     def _recovered(self, clone: Clone, mode: Any, remote: RemoteOptions | None) -> Run:
         # Of some points, so that an older manifest may name nothing that is gone.
-        store = cpr_ext.StoreOptions(retention=cpr_ext.Retention(4), remote=remote)
+        store = cpr_ext.StoreOptions(None, cpr_ext.Retention(4), remote=remote)
         run = Run.at(clone.directory, state={"token": lambda: run.token}, store=store)
         try:
             report = run.checkpointer.recover(mode=mode)

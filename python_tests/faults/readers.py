@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.storage import locks
 from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.wings.tools.maintenance import export, inspect, inspect_table, read_rows, verify
@@ -71,9 +72,7 @@ def write(store: Path, wait_seconds: float, stop: Any) -> None:
     model, optimizers, checkpointer = open_run(
         store,
         schedule=cpr_ext.EverySteps(1),
-        store=cpr_ext.StoreOptions(
-            rebase_after=3.0, retention=cpr_ext.Retention(full_recovery_points=1)
-        ),
+        store=StoreOptions(rebase_after=3.0, retention=Retention(full_recovery_points=1)),
     )
     while not stop.is_set():
         for optimizer in optimizers:

@@ -41,6 +41,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.helpers import open_checkpointer
@@ -226,10 +227,7 @@ CASES = {
     "lfu": ("lfu", {"priority": cpr_ext.SubSampledUsed()}),
     "distance": ("distance", {"priority": cpr_ext.AllRows(0.25), "num_shards": 2}),
 }
-EXACT = {
-    "priority": cpr_ext.AllRows(),
-    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(3)),
-}
+EXACT = {"priority": cpr_ext.AllRows(), "store": StoreOptions(retention=Retention(3))}
 
 
 def main(folder: str, rank: int, world_size: int) -> None:
@@ -251,7 +249,7 @@ def partial(directory, rank, name):
     """Train, end, recover; what is wrong with the recovered rows."""
     policy, options = CASES[name]
     store = directory / f"{name}-{rank}"
-    options = {"store": cpr_ext.StoreOptions(None), **options}
+    options = {"store": StoreOptions(None), **options}
     job = ManagedJob(store, policy=policy, **options)
     job.train(48)
     job.end()

@@ -126,7 +126,7 @@ def test_extra_state_is_what_the_furthest_rank_saved(nursery, tmp_path):
     job = Restarts(nursery, tmp_path, function="run_plain")
     assert job.live((2, False), (5, False)) == [0, 0]
     assert job.live((0, False), (0, False)) == [0, 0]
-    assert [told[2] for told in job.told()] == [{"epoch": 5, "rank": 1}] * 2
+    assert [told[2] for told in job.told()] == [{"epoch": {"epoch": 5, "rank": 1}}] * 2
 
 
 def test_a_replicated_table_is_refused_on_every_rank(nursery, tmp_path):

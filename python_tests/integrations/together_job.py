@@ -94,9 +94,7 @@ def run_plain(directory, rank, world_size, life, steps, refuses):
     ) as checkpointer:
         report = recover_together(checkpointer)
         (Path(directory) / f"{rank}-{life}.json").write_text(
-            json.dumps(
-                [report.step, report.samples_lost, report.state.get("epoch"), report.rows_stale]
-            )
+            json.dumps([report.step, report.samples_lost, report.state, report.rows_stale])
         )
         for step in range(report.step, report.step + steps):
             model(torch.tensor([[1, 2]])).sum().backward()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import SnapshotError, StoreError, UntrackedChangeWarning, UsageError
 from cpr_ext.saving import claims
 from cpr_ext.saving.amount import CaptureAmount
@@ -47,11 +48,7 @@ def write_past_pytorch(run, table, row):
 
 @pytest.fixture
 def run(tmp_path):
-    run = Watched(
-        tmp_path / "store",
-        *make(),
-        store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(9)),
-    )
+    run = Watched(tmp_path / "store", *make(), store=StoreOptions(retention=Retention(9)))
     train(run)
     yield run
     run.ckpt.close()
@@ -111,10 +108,8 @@ def test_a_point_that_comes_during_a_check_is_not_checked(run, caplog):
 def test_where_training_waits_for_points_each_is_checked(tmp_path):
     """The workers of a job go back to a point that all have: none may leave other ones out."""
     options = {"schedule": cpr_ext.EverySteps(1, when_busy="wait")}
-    keep = cpr_ext.Retention(full_recovery_points=9)
-    run = Watched(
-        tmp_path / "store", *make(), store=cpr_ext.StoreOptions(retention=keep), **options
-    )
+    keep = Retention(full_recovery_points=9)
+    run = Watched(tmp_path / "store", *make(), store=StoreOptions(retention=keep), **options)
     for row in range(5):
         train(run, row)
     run.ckpt.wait()

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cpr_ext
 from cpr_ext import (
     AllRows,
     Checkpointer,
     EverySteps,
     LargestChange,
     MostFrequentlyUsed,
+    StoreOptions,
     SubSampledUsed,
 )
 from cpr_ext._native import native
@@ -77,11 +77,7 @@ def saved_rows(store, priority, batches):
         return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
     model, optimizer = embeddings()
-    options = {
-        "priority": priority,
-        "schedule": EverySteps(10**9),
-        "store": cpr_ext.StoreOptions(None),
-    }
+    options = {"priority": priority, "schedule": EverySteps(10**9), "store": StoreOptions(None)}
     with Checkpointer(model, optimizer, store, **options) as ckpt:
         ckpt.recover()
         ckpt.save("base").wait_until_done()

@@ -111,7 +111,6 @@ class TargetPLS(Schedule):
         self.parity = parity
         self.spend_bytes = spend_bytes
         self.when_busy = when_busy
-        self.require_sound()
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None

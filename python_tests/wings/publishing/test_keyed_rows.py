@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.wings.publishing import (
     KeyedRows,
@@ -66,7 +66,7 @@ def of(keyed):
 
 
 def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None))
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
     keyed = KeyedRows(SLOTS, DIM)
     subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
     before, num_gone = set(), 0
@@ -121,7 +121,7 @@ def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_o
 
 
 def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(None))
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
     consumer, kept = Dictionary(), Dictionary()
     for cut_off_after in (None, 1, 2, None):
         job.train(10, new_ids=12)
@@ -134,7 +134,7 @@ def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
 
 
 def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=cpr_ext.StoreOptions(None))
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
     job.train(7)
     job.ckpt.wait()
     shutil.copytree(tmp_path / "store", tmp_path / "before")
@@ -225,7 +225,7 @@ def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
 
 
 def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
-    job = KeyedJob(tmp_path / "store", store=cpr_ext.StoreOptions(None))
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
     main = runpy.run_path(str(EXAMPLE))["main"]
     arguments = [str(tmp_path / "rows"), "--states", "3", "--pause", "0.01"]
     shown = expected = ""
@@ -253,10 +253,7 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
 
 def test_parquet_has_the_keys_too(tmp_path):
     pytest.importorskip("pyarrow")
-    job = KeyedJob(
-        tmp_path / "store",
-        store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial="float16")),
-    )
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(precision=Precision(partial="float16")))
     job.train(20)
     job.end()
     publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")

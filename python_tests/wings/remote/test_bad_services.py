@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.wings.remote import (
     FencedError,
     RemoteError,
@@ -202,9 +203,7 @@ def test_a_listing_that_lags_costs_no_state_and_no_writer_is_overwritten(tmp_pat
 
 def eight_shards(directory, remote=MEMORY):
     options = {**OPTIONS, "num_shards": 8}
-    trained = Trained(
-        directory, {"big": (4000, 4)}, store=cpr_ext.StoreOptions(remote=remote), **options
-    )
+    trained = Trained(directory, {"big": (4000, 4)}, store=StoreOptions(remote=remote), **options)
     trained.report = trained.checkpointer.recover()
     return trained
 

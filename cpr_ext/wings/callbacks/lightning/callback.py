@@ -93,12 +93,11 @@ class CprCallback(Callback):  # type: ignore[misc]
 
 
 def _state_of(trainer: Any) -> dict[str, Any]:
-    state = {"trainer.fit_loop": trainer.fit_loop}
-    for number, config in enumerate(trainer.lr_scheduler_configs):
-        state[f"trainer.scheduler.{number}"] = config.scheduler
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    state = {f"trainer.scheduler.{number}": each for number, each in enumerate(schedulers)}
     if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
         state["trainer.scaler"] = scaler
-    return state
+    return {"trainer.fit_loop": trainer.fit_loop, **state}
 
 
 def _require_one_process(trainer: Any) -> None:

@@ -69,10 +69,9 @@ class CprTrainerCallback(TrainerCallback):  # type: ignore[misc]
         trainer.create_optimizer()  # train() keeps it
         self._progress = TrainerProgress(trainer)
         options = dict(self._options)
-        more = {"trainer.progress": self._progress}
-        if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
-            more["trainer.scaler"] = scaler
-        state = joined_state(options.pop("state", None), more)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        more = {"trainer.progress": self._progress, "trainer.scaler": scaler}
+        state = joined_state(options.pop("state", None), {k: v for k, v in more.items() if v})
         try:
             with Checkpointer(
                 trainer.model, trainer.optimizer, self._directory, state=state, **options
