@@ -67,10 +67,7 @@ def small():
         ),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables={"a": "0.weight"}), "is a str"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables=[m[0]]), "EmbeddingBag"),
-        (
-            lambda m, o, d: cpr_ext.Checkpointer(m, o, d, state=[o]),
-            "state is a list; needed: names",
-        ),
+        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, state=[o]), "state is a list; needed"),
     ],
 )
 def test_a_typical_mistake_is_named_with_its_remedy(tmp_path, mistake, message):
