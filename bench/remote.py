@@ -163,7 +163,7 @@ def recovery(stored: Stored, group: str = "recovery") -> list[Comparison]:
             assert sum(each.result() for each in reads) == stored.num_bytes
 
     opened: list[cpr_ext.Checkpointer] = []
-    stored.tables.checkpointer.close()
+    stored.tables.checkpointer.close(save=False)
 
     def remove() -> None:
         while opened:

@@ -34,20 +34,20 @@ def begun_at(run, num_steps):
     return begun
 
 
-EXACT = {"when_busy": "wait", "optimizer": "sgd"}
+EXACT = {"optimizer": "sgd"}
 
 
 # --- when ---
 
 
 def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4, when_busy="wait"), **EXACT)
     assert begun_at(run, 10) == [(1, "base"), (5, "partial"), (9, "partial")]
     run.checkpointer.close()
 
 
 def test_step_returns_the_snapshot_that_began_and_otherwise_nothing(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
     begun = [run.checkpointer.step() for _ in range(4)]
     assert [snapshot and snapshot.number for snapshot in begun] == [1, None, 2, None]
     assert begun[0].wait_until_done(30)
@@ -121,7 +121,7 @@ def test_snapshots_that_are_due_faster_than_they_are_written_are_reported_once(
 
 
 def test_when_busy_wait_holds_training_until_the_last_snapshot_is_committed(tmp_path, held_commits):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
     run.train(2)
     threading.Timer(1.5, held_commits.set).start()
     assert begun_at(run, 1) == [(3, "partial")]
@@ -174,7 +174,7 @@ def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_s
         {"a": (80, 2)},
         num_shards=2,
         priority=cpr_ext.MostFrequentlyUsed(0.1),
-        schedule=cpr_ext.EverySteps(10**9),
+        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
         **EXACT,
     )
     run.checkpointer.step()
@@ -200,7 +200,7 @@ def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_s
 
 def test_small_tables_are_saved_whole_with_each_partial_snapshot(tmp_path):
     tables = {"large": (20_000, 2), "tiny": (5, 2)}
-    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3), **EXACT)
+    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3, when_busy="wait"), **EXACT)
     run.train(4)
     run.checkpointer.wait()
     (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
@@ -215,7 +215,7 @@ def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
         tmp_path,
         {"a": (500, 2)},
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(3),
+        schedule=cpr_ext.EverySteps(3, when_busy="wait"),
         **EXACT,
     )
     run.train(1)
@@ -235,7 +235,7 @@ def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):
         tmp_path,
         {"a": (40, 2)},
         priority=cpr_ext.MostFrequentlyUsed(0.05),
-        schedule=cpr_ext.EverySteps(10**9),
+        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
         **EXACT,
     )
     run.checkpointer.step()
@@ -259,8 +259,8 @@ def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_byte
         tmp_path,
         {"a": (300, 4)},
         lookups=40,
-        rebase_after=rebase_after,
-        schedule=cpr_ext.EverySteps(1),
+        store=cpr_ext.StoreOptions(rebase_after=rebase_after),
+        schedule=cpr_ext.EverySteps(1, when_busy="wait"),
         **EXACT,
     )
     written = {"base": 0, "partial": 0}
@@ -281,7 +281,7 @@ def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_byte
 
 
 def test_a_new_base_leaves_its_own_segments_alone(tmp_path):
-    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1), **EXACT)
+    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1, when_busy="wait"), **EXACT)
     run.train(5)
     run.checkpointer.save("base")
     run.checkpointer.wait()
@@ -292,7 +292,12 @@ def test_a_new_base_leaves_its_own_segments_alone(tmp_path):
 
 
 def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), rebase_after=None, **EXACT)
+    run = Trained(
+        tmp_path,
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=cpr_ext.StoreOptions(None),
+        **EXACT,
+    )
     run.train(5)
     run.checkpointer.wait()
     metrics = run.checkpointer.metrics

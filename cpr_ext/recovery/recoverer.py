@@ -23,7 +23,7 @@ from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, restore_dense
 from cpr_ext.state.position import Position
 from cpr_ext.state.slot_keys import EMPTY, repeated
-from cpr_ext.state.stateful import Declared, without_state
+from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
@@ -126,7 +126,7 @@ class Recoverer:
         self._recorder = recorder
         self._keys = keys
         #: Of the dense part that was restored last.
-        self.position = Position(0, 0, None)
+        self.position = Position(0, 0, {})
 
     @property
     def tables(self) -> Collection[Table]:
@@ -235,7 +235,7 @@ class Recoverer:
             source.refuse_damage()
         self._begin_restore()
         live, findings = self._live, Findings(shards=tuple(range(self._num_shards)))
-        part, position = source.newest(findings), Position(0, 0, None)
+        part, position = source.newest(findings), Position(0, 0, {})
         if part is not None:
             position = read_position(part.tree())
             restore_dense(
@@ -244,16 +244,17 @@ class Recoverer:
                 live.optimizers,
                 source.tables,
                 strict=strict,
-                stateful=live.declared.stateful,
-                keep=live.declared.per_rank if source.is_of_job else (),
+                declared=live.declared,
+                keep=live.declared.own if source.is_of_job else (),
             )
-            if source.is_of_job and live.declared.owns_extra_state:
-                position = replace(position, extra_state=None)
+            if source.is_of_job:
+                shared = live.declared.shared_values(position.values)
+                position = replace(position, values=shared)
             findings.differences = [*findings.differences, *self._warn_of_state(part, source)]
         self.position = position
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
-        findings.extra_state = position.extra_state
+        findings.state = position.values
         findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
         if part is not None:
             source.copy_rows(findings)
@@ -275,15 +276,14 @@ class Recoverer:
     def _warn_of_state(self, part: DensePart, source: ModelSource) -> list[str]:
         """Warn of declared state that is not restored, and return the differences."""
         declared, texts = self._live.declared, []
-        types = without_state(part.tree().get("stateful", []), declared.stateful)
-        if types:
+        if declared.objects and not part.tree().get("state"):
             texts.append(
-                f"the snapshot holds no state of stateful={types}: it was made without stateful=. "
-                "They keep the state that they have now, and the next snapshot saves it"
+                f"the snapshot holds no state of {[*declared.objects]}: it was made without "
+                "state=. They keep the state that they have now, and the next snapshot saves it"
             )
-        if source.is_of_job and declared.is_per_rank:
+        if source.is_of_job and declared.own:
             texts.append(
-                "per_rank= state is not taken from the stores of other processes: which of them "
+                "PerRank state is not taken from the stores of other processes: which of them "
                 "it would belong to is not known. It stays as it is now"
             )
         for text in texts:

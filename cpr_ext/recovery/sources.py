@@ -213,7 +213,7 @@ class OtherStores:
         differences = [
             *plan.differences,
             *regrouped.differences,
-            *dense_differences(part, live.model, live.optimizers, tables, live.declared.stateful),
+            *dense_differences(part, live.model, live.optimizers, tables, live.declared),
         ]
         if self.strict and differences:
             raise StoreError(

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.wings.remote import RemoteOptions
 from python_tests.helpers import Trained, assert_same, flip
 from python_tests.wings.remote.faulty_objects import MemoryObjects
@@ -85,7 +86,7 @@ def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
 def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
     store, rows, reader = closed
     break_file(reader.path_of(reader.manifest.rows[0]), "content")
-    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
+    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
     assert_same(fresh.rows(), rows)
     fresh.checkpointer.close()
@@ -97,7 +98,7 @@ def test_damage_that_is_to_raise_raises_where_the_copy_has_it_too(closed, object
     break_file(reader.path_of(record), "content")
     (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
-    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
+    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     with pytest.raises(cpr_ext.DamageError):
         fresh.checkpointer.recover(on_damage="raise")
     fresh.checkpointer._release()

@@ -265,7 +265,7 @@ def open_run(store: Path, seed: int = 0, shape: Shape = USUAL) -> Trained:
         num_shards=shape.num_shards,
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.MostFrequentlyUsed(shape.fraction),
-        rebase_after=None,
+        store=cpr_ext.StoreOptions(None),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16, num_threads=1, direct_io=False),
     )
 

@@ -143,7 +143,7 @@ _WORDS = ["skeleton", "rng", "python", "$tuple", 1, "$tuple"]
         ([*_NUMPY, 4], {"$float": "no hex"}),
         (["skeleton", "optimizers", 1, "groups", 0, "capturable"], {"$tensor": "dense.rng.torch"}),
         (["skeleton", "extra", "step"], 2**60 + 1),
-        (["skeleton", "extra", "extra_state"], {"$counter": [[[], 1]]}),
+        (["skeleton", "extra", "values"], {"$counter": [[[], 1]]}),
         (["skeleton", "strides"], {"dense.rng.torch": [1, 1]}),
     ],
     ids=str,
@@ -265,7 +265,7 @@ def test_a_tree_of_small_values_takes_no_more_than_so_many_times_its_json(scene,
     scene.copy(store)
     file = f"segments/{scene.dense[-1].file}"
     tree = [value] * 200_000
-    OPERATIONS["set_header"](store, file, ["skeleton", "extra", "extra_state"], tree)
+    OPERATIONS["set_header"](store, file, ["skeleton", "extra", "values"], tree)
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     allowed = allowed_bytes(size) + JSON_FACTOR * len(json.dumps(tree, separators=(",", ":")))
     del tree

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from cpr_ext import StoreOptions
 from cpr_ext.errors import DamageError
 from cpr_ext.storage import locks
 from cpr_ext.storage.retention import Retention
@@ -24,7 +25,8 @@ def test_each_reader_beside_a_writer_returns_one_committed_state(wait_seconds):
 @pytest.fixture
 def run(tmp_path):
     """A base and a newer base whose commit has superseded it."""
-    model, _, checkpointer = open_run(tmp_path / "store", retention=Retention(0))
+    options = StoreOptions(retention=Retention(0))
+    model, _, checkpointer = open_run(tmp_path / "store", store=options)
     checkpointer.save("base")
     checkpointer.wait()
     yield model, checkpointer

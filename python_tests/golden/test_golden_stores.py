@@ -35,8 +35,8 @@ def check_recovers(golden):
         assert_same(arrays_of(ckpt), load_file(golden / "rows.safetensors"))
         assert_same(dense_of(model), load_file(golden / "dense.safetensors"))
         assert torch.rand(3).tolist() == expected["next_draw"]
-        assert report.extra_state["epoch"] == 3
-        assert report.extra_state["seen"].tolist() == [0, 1, 2, 3, 4]
+        assert report.state["reader"]["epoch"] == 3
+        assert report.state["reader"]["seen"].tolist() == [0, 1, 2, 3, 4]
         train(model, optimizers, ckpt, 2)
 
 

@@ -6,11 +6,7 @@ import cpr_ext
 from cpr_ext.state.table import shard_row_range
 
 NUM_SHARDS = 4
-OPTIONS = {
-    "num_shards": NUM_SHARDS,
-    "when_busy": "wait",
-    "schedule": cpr_ext.EverySteps(3),
-}
+OPTIONS = {"num_shards": NUM_SHARDS, "schedule": cpr_ext.EverySteps(3, when_busy="wait")}
 
 
 def shard_range(table, shard):

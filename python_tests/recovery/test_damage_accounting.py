@@ -21,9 +21,8 @@ NUM_SHARDS = 2
 TABLES = {"a": (60, 3)}
 OPTIONS = {
     "num_shards": NUM_SHARDS,
-    "when_busy": "wait",
     "optimizer": "sgd",
-    "schedule": cpr_ext.EverySteps(1),
+    "schedule": cpr_ext.EverySteps(1, when_busy="wait"),
     "priority": cpr_ext.AllRows(),
 }
 

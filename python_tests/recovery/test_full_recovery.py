@@ -3,6 +3,7 @@
 import pytest
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.helpers import (
@@ -115,8 +116,8 @@ def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
 
 
 def test_recovery_reaches_each_full_recovery_point_that_is_kept(tmp_path):
-    retention = cpr_ext.Retention(full_recovery_points=3)
-    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "retention": retention}
+    retention = Retention(full_recovery_points=3)
+    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "store": StoreOptions(retention=retention)}
     run = Trained(tmp_path, **options)
     states = {}
     for _ in range(14):

@@ -11,11 +11,10 @@ from python_tests.helpers import Trained, assert_same, flip
 TABLES = {"a": (60, 3)}
 OPTIONS = {
     "num_shards": 2,
-    "when_busy": "wait",
     "optimizer": "sgd",
-    "schedule": cpr_ext.EverySteps(1),
+    "schedule": cpr_ext.EverySteps(1, when_busy="wait"),
     "priority": cpr_ext.AllRows(),
-    "retention": cpr_ext.Retention(full_recovery_points=3),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(3)),
 }
 
 

@@ -21,12 +21,12 @@ from python_tests.emulated_cases import Run, emulator
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
 
 
-def start(directory, **options):
+def start(directory, when_busy="delay", **options):
     """A run whose base snapshot is saved; its next ones need several slots."""
     staging = cpr_ext.StagingOptions(**SMALL, **options.pop("staging", {}))
     run = Run(
         directory,
-        schedule=cpr_ext.EverySteps(1000),
+        schedule=cpr_ext.EverySteps(1000, when_busy=when_busy),
         priority=cpr_ext.MostFrequentlyUsed(0.6),
         staging=staging,
         **options,
@@ -157,9 +157,8 @@ def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path)
     run.checkpointer.close()
     run = Run(
         tmp_path / "t",
-        schedule=cpr_ext.EverySteps(1000),
+        schedule=cpr_ext.EverySteps(1000, when_busy="wait"),
         priority=cpr_ext.AllRows(),
-        when_busy="wait",
         staging=cpr_ext.StagingOptions(**SMALL),
     )
     run.save_base()
@@ -190,7 +189,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
         checkpointer.step()
 
     with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL), overlap="never"
+        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL)
     ) as checkpointer:
         checkpointer.schedule = cpr_ext.EverySteps(1000)
         train(checkpointer)
@@ -228,7 +227,7 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, w
     if why == "no memory":
         monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
-    run = start(tmp_path / "s", when_busy=when_busy, staging=staging)
+    run = start(tmp_path / "s", when_busy, staging=staging)
     snapshot, _ = begin(run)
     instead = {"delay": Sweep, "wait": OneStep}[when_busy]
     assert type(run.checkpointer._saver._way) is instead

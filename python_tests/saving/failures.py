@@ -13,7 +13,7 @@ NUM_SHARDS = 2
 OPTIONS = {
     "num_shards": NUM_SHARDS,
     "schedule": cpr_ext.EverySteps(1000),
-    "rebase_after": None,
+    "store": cpr_ext.StoreOptions(None),
 }
 
 

@@ -111,7 +111,7 @@ def test_the_failure_is_told_at_the_next_step(small_disk):
 def with_history(directory, **options):
     """A run with full-recovery points on three bases."""
     retention = Retention(full_recovery_points=5, **options)
-    trained = run(directory, retention=retention)
+    trained = run(directory, store=cpr_ext.StoreOptions(retention=retention))
     trained.train(1)
     trained.checkpointer.wait()
     for _ in range(2):

@@ -18,6 +18,7 @@ from python_tests.helpers import (
     copy_state,
     die,
     make_indices,
+    open_checkpointer,
     read_chunks,
     row_records,
     same_bits,
@@ -133,25 +134,25 @@ def staging_options():
     dtype=st.sampled_from(DTYPES),
     priority=priorities(),
     num_shards=st.integers(1, 4),
-    every_steps=st.integers(1, 4),
+    schedule=st.builds(
+        cpr_ext.EverySteps, st.integers(1, 4), when_busy=st.sampled_from(["delay", "wait"])
+    ),
     staging=staging_options(),
     num_steps=st.integers(1, 14),
     saves=st.dictionaries(st.integers(1, 14), st.sampled_from(["base", "partial"]), max_size=2),
-    rebase_after=st.sampled_from([None, 0.3, 4.0]),
-    when_busy=st.sampled_from(["delay", "wait"]),
+    store=st.sampled_from([None, 0.3, 4.0]).map(cpr_ext.StoreOptions),
     overlap=st.sampled_from(["never", "always"]),
     are_short=st.booleans(),
     lookups=st.sampled_from([1, 30, 500]),
     seed=st.integers(0, 1000),
 )
 def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_recovery_brings_it_back(
-    tables, optimizer, dtype, lookups, num_steps, saves, seed, every_steps, are_short, **options
+    tables, optimizer, dtype, lookups, num_steps, saves, seed, are_short, **options
 ):
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as directory, short_windows(are_short):
-        options["schedule"] = cpr_ext.EverySteps(every_steps)
         model, optimizers = build(tables, optimizer, dtype)
-        checkpointer = cpr_ext.Checkpointer(model, optimizers, directory, **options)
+        checkpointer = open_checkpointer(model, optimizers, directory, **options)
         reference = Reference(checkpointer)
         for step in range(1, num_steps + 1):
             indices = make_indices(model, generator, lookups)
@@ -170,7 +171,7 @@ def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_reco
         die(checkpointer)
 
         fresh, fresh_optimizers = build(tables, optimizer, dtype, seed=1)
-        again = cpr_ext.Checkpointer(fresh, fresh_optimizers, directory, **options)
+        again = open_checkpointer(fresh, fresh_optimizers, directory, **options)
         report = again.recover()
         dense = again.store.manifest.dense[-1]
         assert (report.step, report.num_samples) == (dense.last_step, 5 * dense.last_step)
@@ -197,7 +198,7 @@ def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_reco
         points = [record for record in again.store.manifest.dense if record.is_complete]
         if points:
             back, back_optimizers = build(tables, optimizer, dtype, seed=2)
-            third = cpr_ext.Checkpointer(back, back_optimizers, directory, **options)
+            third = open_checkpointer(back, back_optimizers, directory, **options)
             assert third.recover(mode="full").step == points[-1].last_step
             assert_same(copy_state(back, back_optimizers), reference.dense[points[-1].last_step])
             third.close()

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.wings.publishing import PositionError, RowBatch, changed_rows
 from python_tests import preloaded
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
@@ -72,7 +73,7 @@ def reopen(trained):
         TABLES,
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
+        store=StoreOptions(None),
         priority=cpr_ext.MostFrequentlyUsed(0.2),
     )
     again.checkpointer.recover(mode="full")
@@ -184,8 +185,7 @@ def _reopen(directory, priority):
         num_shards=2,
         priority=priority,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
-        retention=cpr_ext.Retention(full_recovery_points=2),
+        store=StoreOptions(rebase_after=None, retention=Retention(full_recovery_points=2)),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16),
     )
     trained.checkpointer.recover()

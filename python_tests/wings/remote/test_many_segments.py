@@ -42,7 +42,7 @@ def at(place, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     checkpointer = cpr_ext.Checkpointer(
         model, optimizer, place, priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(10**9), rebase_after=None, save_at_close=False, **options)
+        schedule=cpr_ext.EverySteps(10**9), store=cpr_ext.StoreOptions(None, **options))
     checkpointer.recover()
     return model, optimizer, checkpointer
 
@@ -57,7 +57,7 @@ for number in range(num_partials + 1):
     checkpointer.save("partial" if number else "base")
     checkpointer.wait()
 rows = model.weight.detach().clone()
-checkpointer.close()
+checkpointer.close(save=False)
 started = time.monotonic()
 _, _, checkpointer = at(root / "store", remote=options)
 assert checkpointer.store.origin.wait(500), checkpointer.remote_status()
@@ -65,7 +65,7 @@ note("copy", started)
 state = checkpointer.store.origin._writer.newest
 results["segments"] = len(list(state.manifest.records()))
 results["document_bytes"] = len(checkpointer.store.origin._writer.newest.to_bytes())
-checkpointer.close()
+checkpointer.close(save=False)
 requests.clear()
 started = time.monotonic()
 fetch_store(open_objects(options), root / "copy")
@@ -75,7 +75,7 @@ started = time.monotonic()
 model, _, checkpointer = at(root / "new", remote=options)
 note("recovery", started)
 assert torch.equal(model.weight.detach(), rows)
-checkpointer.close()
+checkpointer.close(save=False)
 print(json.dumps(results))
 """
 

@@ -55,14 +55,14 @@ def test_an_older_manifest_put_back_is_rebuilt_from_the_segments(scene, tmp_path
 def test_a_snapshot_of_another_history_is_not_put_with_the_newest(tmp_path):
     """Its files could not be removed when training went back, and its number is a lower one."""
     store, kept = tmp_path / "store", tmp_path / "kept"
-    run = Run.at(store, retention=cpr_ext.Retention(1))
+    run = Run.at(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(1)))
     run.checkpointer.recover()
     for _ in range(3):
         run.train()
         run.save("base" if run.checkpointer.step_count == 1 else "partial")
     shutil.copytree(store / "segments", kept)
     run.release()
-    run = Run.at(store, retention=cpr_ext.Retention(1))
+    run = Run.at(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(1)))
     run.checkpointer.recover()
     run.train()
     run.save("base")
