@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +24,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.cuda import device_of
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.saving.capture_ways import Sweep
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
@@ -32,6 +32,7 @@ from cpr_ext.tracking.table_watch import TableWatch
 
 # Smaller tables are captured faster than a thread is woken for them.
 OVERLAP_BYTES = 16 << 20
+_POLL_SECONDS = 0.0005  # for which the capture thread sleeps when no staging slot is free
 _CHANGED = (
     "table '{name}' was changed outside its optimizer's step() while it was being saved; make such "
     "changes after wait(), or inside of writing_rows()"
@@ -93,6 +94,16 @@ class CaptureThread:
                     self._changed.notify_all()
 
 
+def capture_until(snapshot: Snapshot, step: int, stop: native.StopFlag) -> None:
+    """Capture rows until ``stop`` is set; some are, however soon that is."""
+    while snapshot.has_rows_left:
+        progressed = snapshot.capture_rows(step, max_bytes=0, wait_for_slot=False, stop=stop)
+        if stop.is_set():
+            return
+        if not progressed:
+            time.sleep(_POLL_SECONDS)
+
+
 class BackgroundCapture:
     """Captures snapshots while training reads the tables, and stops before it changes them.
 
@@ -150,15 +161,15 @@ class BackgroundCapture:
         is_worth_it = sum(table.weight.nbytes for table in tables) >= OVERLAP_BYTES
         return is_worth_it and BackgroundCapture.obstacle(tables) is None
 
-    def resume(self, way: Sweep, step: int) -> None:
+    def resume(self, snapshot: Snapshot, step: int) -> None:
         """Capture a snapshot in the background, while training only reads the tables."""
         self._watch.check()  # between two windows rows may change as they like
-        if way.snapshot.state != "capturing":
+        if snapshot.state != "capturing":
             return
-        self._snapshot = way.snapshot
+        self._snapshot = snapshot
         self._hashes.open_window()
         self._is_open = True
-        self._thread.resume(partial(way.run, step))
+        self._thread.resume(partial(capture_until, snapshot, step))
 
     def compare(self, run: Callable[[native.StopFlag], None]) -> None:
         """Compare rows in the background, while training only reads the tables."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Literal
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.background_capture import BackgroundCapture
-from cpr_ext.saving.capture_ways import DeviceCopy, OneStep, Sweep, Turn
 from cpr_ext.saving.claims import Claims
 from cpr_ext.saving.due import DueSnapshots
 from cpr_ext.saving.outcomes import Outcomes
@@ -27,6 +26,11 @@ from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
+
+#: How rows are captured. A sweep: each with its value when its turn comes, over any number of
+#: steps. One step: as they are at the step that begins the snapshot, before training changes them.
+#: Device copy: GPUs choose them while training runs, and copy them at one step in their own memory.
+Way = Literal["sweep", "one step", "device copy"]
 
 # A capture that training waits for comes back after a chunk: in a fraction of a millisecond.
 _CHUNK_BYTES = 512 << 10
@@ -49,18 +53,6 @@ class SavingOptions:
     write: WriteOptions
     gather_bytes: int = 0
     slots_per_step: int = 1
-
-    def way(
-        self, kind: SnapshotKind, *, at_once: bool, of_one_step: bool, waits: bool
-    ) -> Callable[[Snapshot], Sweep]:
-        """Return the class that captures a snapshot, or what makes one.
-
-        Args:
-            waits: training waits for snapshots, see :class:`cpr_ext.Schedule`.
-        """
-        if self.gather_bytes and kind == "partial" and not at_once:
-            return partial(DeviceCopy, max_bytes=self.gather_bytes, is_given=waits)
-        return OneStep if of_one_step else Sweep
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,8 @@ class Saver:
         self._options = options
         self._account = parts.account
         self._overlap = parts.overlap
-        self._way: Sweep | None = None  # of the snapshot in flight
+        self._way: Way = "sweep"  # of the snapshot in flight
+        self._is_given = False  # device copies are to be of the step that begins it
         self._begun_at = 0  # its step
         self._rounds_left = 0  # snapshots that may follow, until one is a full-recovery point
         self._arrays: ArrayNames = {}
@@ -204,7 +197,6 @@ class Saver:
         all_dirty = is_round and kind == "partial"
         fits = parts.amount.fits(kind, all_dirty=all_dirty)
         of_one_step = at_once or is_point or self._options.at_once or fits
-        way = self._options.way(kind, at_once=at_once, of_one_step=of_one_step, waits=self._waits)
         parts.amount.begin()
         self._begun_at = self._account.step
         self._had_rows = False
@@ -212,9 +204,20 @@ class Saver:
         snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
         snapshot.rows.are_all_dirty = all_dirty
         self._next_number += 1
-        self._way = way(snapshot)
         self.in_flight = snapshot
-        self._way.begin(Turn(self._account.step, self._account.num_samples))
+        self._way = "one step" if of_one_step else "sweep"
+        if self._options.gather_bytes and kind == "partial" and not at_once:
+            self._way = "device copy"
+            snapshot.begin_choosing()
+            self._is_given = self._waits
+            if self._is_given:
+                snapshot.choose_rows()
+        elif of_one_step:
+            if not all_dirty:  # else which rows are dirty stays the same until all are captured
+                snapshot.choose_rows()
+            snapshot.fix_step(self._account.step, self._account.num_samples)
+        else:
+            snapshot.begin_choosing()
         self.claims.note_captured(snapshot)
         return snapshot
 
@@ -235,16 +238,15 @@ class Saver:
         if overlap is None:
             return
         if self._is_overlapping and snapshot is not None and snapshot.has_rows_left:
-            assert self._way is not None
-            overlap.resume(self._way, self._account.step)
+            overlap.resume(snapshot, self._account.step)
         elif self.claims.has_rows_left:
             overlap.compare(self.claims.run)
 
     def _advance_in_step(self) -> None:
-        if self.in_flight is None or self._way is None:
+        if self.in_flight is None:
             return
         if not self._is_overlapping:
-            wait = self._way.is_of_one_step
+            wait = self._way == "one step"
             most = self._options.slots_per_step * self._parts.context.pipeline.slot_bytes
             self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
@@ -256,7 +258,7 @@ class Saver:
     @property
     def _copies_dense_last(self) -> bool:
         """Whether the dense part is copied after all rows, at a step that waits for none."""
-        return self._is_overlapping and self._way is not None and not self._way.is_of_one_step
+        return self._is_overlapping and self._way != "one step"
 
     def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
@@ -275,15 +277,33 @@ class Saver:
             # tells of it would not fit together.
             self._drop(self.in_flight, "the optimizer has made new per-row state")
             self.begin("base")
-        snapshot, way = self.in_flight, self._way
-        assert way is not None
+        snapshot = self.in_flight
         self._parts.watch.check(replaced=True)
         step, num_samples = self._account.step, self._account.num_samples
-        turn = Turn(step, num_samples, max_bytes, wait_for_slot, rows)
-        if snapshot.state == "capturing":
-            self._way = way.advance(turn)
+        if self._way == "device copy" and snapshot.state == "capturing":
+            rows = self._copy_on_devices(snapshot, wait=wait_for_slot)
+            if rows and self._is_given:  # all of it at this step
+                max_bytes, wait_for_slot = 0, True
+        if rows and snapshot.state == "capturing":
+            snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         self.claims.note_captured(snapshot)
+
+    def _copy_on_devices(self, snapshot: Snapshot, *, wait: bool) -> bool:
+        """Have GPUs copy the rows that they have chosen; True: they cannot, so that it goes on.
+
+        Without the memory for it the snapshot becomes one of another way.
+        """
+        step, num_samples = self._account.step, self._account.num_samples
+        snapshot.choose_rows(wait=wait)
+        if not snapshot.rows.are_chosen:
+            return False
+        if snapshot.gather(step, num_samples, self._options.gather_bytes):
+            return False
+        self._way = "one step" if self._is_given else "sweep"
+        if self._is_given:
+            snapshot.fix_step(step, num_samples)
+        return True
 
     def _drop(self, snapshot: Snapshot, reason: str) -> None:
         """Drop a snapshot that is capturing, without a report: another comes in its place."""
@@ -332,7 +352,7 @@ class Saver:
         snapshot = self.in_flight
         if snapshot is None or not snapshot.is_done:
             return
-        self.in_flight = self._way = None
+        self.in_flight = None
         self.claims.note_done(snapshot)
         if snapshot.error is not None:
             self._rounds_left = 0
@@ -387,7 +407,7 @@ class Saver:
             return
         if self.in_flight.state == "capturing":
             self._drop(self.in_flight, "recovery or an error came first")
-            self.in_flight = self._way = None
+            self.in_flight = None
             return
         self._submit()
         self.in_flight.wait_until_done()

@@ -45,7 +45,7 @@ class DenseSource:
 class Snapshot:
     """A snapshot in progress, or done; users get a ``SnapshotHandle`` of it.
 
-    A :mod:`way of capturing <cpr_ext.saving.capture_ways>` drives it.
+    The :class:`Saver <cpr_ext.saving.saver.Saver>` drives it.
 
     Attributes:
         number: counts the snapshots of the store; newer ones are higher.

@@ -13,7 +13,6 @@ from functools import partial
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.gathered_rows import gather
-from cpr_ext.saving.row_choice import RowChoice
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.segment_capture import (
     SegmentCapture,
@@ -22,7 +21,7 @@ from cpr_ext.saving.segment_capture import (
     WriteOptions,
     table_source,
 )
-from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
+from cpr_ext.saving.selection import RowChoice, Selection, Selector, SnapshotKind
 from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store

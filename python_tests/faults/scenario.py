@@ -76,10 +76,10 @@ class Watcher:
 class Life:
     """A model with its Checkpointer, from a start to an end."""
 
-    def __init__(self, watcher: Watcher, store: str, seed: int, **options: Any) -> None:
+    def __init__(self, watcher: Watcher, name: str, seed: int, **options: Any) -> None:
         self._watcher = watcher
         self._journal = watcher.journal
-        self._name = store
+        self._name = name
         self._saves_all = isinstance(options.get("priority"), cpr_ext.AllRows)
         self.model, self.optimizers = build(seed)
         kept = options.pop("store", cpr_ext.StoreOptions(None))
@@ -87,8 +87,8 @@ class Life:
             lambda: open_checkpointer(
                 self.model,
                 self.optimizers,
-                watcher.root / store,
-                num_shards=STORES[store],
+                watcher.root / name,
+                num_shards=STORES[name],
                 state={"seq": self._captured_seq},
                 staging=replace(staging, slot_bytes=SLOT_BYTES),
                 save_at_close=False,

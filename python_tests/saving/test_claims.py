@@ -13,9 +13,8 @@ from torch import nn
 import cpr_ext
 from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import SnapshotError, StoreError, UntrackedChangeWarning, UsageError
-from cpr_ext.saving import claims
+from cpr_ext.saving import background_capture, claims
 from cpr_ext.saving.amount import CaptureAmount
-from cpr_ext.saving.capture_ways import OneStep
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.tools.maintenance.inspection import inspect
 from python_tests.helpers import die, flip, open_checkpointer
@@ -250,7 +249,7 @@ def overlapping(tmp_path, monkeypatch):
     optimizer.param_groups[0]["momentum"] = 0  # rows 7 and 8 stay where they are
     train(run, 3)
     run.save("base")
-    monkeypatch.setattr(OneStep, "run", lambda *_: None)
+    monkeypatch.setattr(background_capture, "capture_until", lambda *_: None)
     yield run
     die(run.ckpt)
 
