@@ -28,9 +28,8 @@ def store(tmp_path):
 
 
 def set_number(store, field, value):
-    """Put a number into the newest record of the dense part and of each shard, and sign it."""
-    content = json.loads((store / "MANIFEST.json").read_bytes())["content"]
-    for place in (["dense", 0], *(["shards", n, 0] for n in range(len(content["shards"])))):
+    """Put a number into the oldest record of dense parts and of rows, and sign it."""
+    for place in (["dense", 0], ["rows", 0]):
         set_json(store, "MANIFEST.json", [*place, field], value)
 
 

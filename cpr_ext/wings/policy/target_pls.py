@@ -7,7 +7,7 @@ import math
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
-from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
+from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule, WhenBusy
 from cpr_ext.wings.policy.costs import JobCosts, JobSize, StateBytes, require_positive
 from cpr_ext.wings.policy.expectation import expected_partial_recovery
 from cpr_ext.wings.policy.parity import ParityCosts
@@ -73,6 +73,7 @@ class TargetPLS(Schedule):
         reschedule_hours: float = 0.0,
         num_shards: int | None = None,
         parity: ParityCosts | None = None,
+        when_busy: WhenBusy = "delay",
     ) -> None:
         if not 0 < as_number("target_pls", target_pls) <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
@@ -98,6 +99,7 @@ class TargetPLS(Schedule):
         self.reschedule_hours = reschedule_hours
         self.num_shards = num_shards
         self.parity = parity
+        self.when_busy = when_busy
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None

@@ -1,8 +1,8 @@
 """The rows that commits brought since a position, each in its newest state.
 
-Each shard's segments are read newest first, chunk by chunk, and a row is yielded where it is found
-first. Which rows were found is noted for a window of row ids at a time. So the memory is that of
-one chunk, which a slot of the writer held, and of one window.
+Segments are read newest first, chunk by chunk, and a row is yielded where it is found first. Which
+rows were found is noted for a window of row ids at a time. So the memory is that of one chunk,
+which a slot of the writer held, and of one window.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -93,20 +93,20 @@ class StorePosition:
     """One committed state of a store.
 
     Attributes:
-        model: digest of the store's tables and number of shards.
+        model: digest of the store's tables.
         snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
-        shards: of each shard, the id of the snapshot that wrote its newest segment; empty: none.
+        rows: the id of the snapshot that wrote the newest segment of rows; empty: none.
     """
 
     model: str
     snapshot: int
     step: int
     num_samples: int
-    shards: tuple[str, ...]
+    rows: str
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self) | {"shards": list(self.shards)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> StorePosition:
@@ -116,11 +116,11 @@ class StorePosition:
             DamageError: it is no position.
         """
         try:
-            position = cls(**(value | {"shards": tuple(value["shards"])}))
-        except (KeyError, TypeError) as error:
+            position = cls(**value)
+        except TypeError as error:
             raise DamageError(f"not a position in a store: {error!r:.200}") from error
         counts = (position.snapshot, position.step, position.num_samples)
-        digests = (position.model, *position.shards)
+        digests = (position.model, position.rows)
         if not all(map(is_count, counts)) or not all(isinstance(text, str) for text in digests):
             raise DamageError(f"not a position in a store: {value!r:.200}")
         return position
@@ -132,7 +132,7 @@ def model_digest(reader: StoreReader) -> str:
         (name, table.num_embeddings, table.embedding_dim, DTYPE_NAMES[table.dtype])
         for name, table in sorted(reader.tables.items())
     ]
-    text = json.dumps([reader.num_shards, tables])
+    text = json.dumps(tables)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -144,16 +144,6 @@ Found = npt.NDArray[np.bool_]
 Wanted = torch.Tensor | slice | None  # positions in a chunk; None: of none of its rows
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """A shard's segments to read, oldest first; ``is_copy``: they hold all of its rows."""
-
-    number: int
-    segments: tuple[Segment, ...]
-    is_copy: bool
-    ids: frozenset[str]  # of the snapshots that it has passed, as far as it shows
-
-
 class ChangedRows:
     """An iterable of :class:`RowBatch`: what changed between two committed states of a store.
 
@@ -163,7 +153,7 @@ class ChangedRows:
     Attributes:
         since: where the changes begin; None: all rows of the store.
         until: the position of a consumer that has applied every batch.
-        copied_shards: shards of which all rows are yielded.
+        is_copy: all rows are yielded.
     """
 
     def __init__(
@@ -171,27 +161,28 @@ class ChangedRows:
         reader: StoreReader,
         since: StorePosition | None,
         until: StorePosition,
-        shards: Sequence[_Shard],
+        segments: Sequence[Segment],
+        ids: Collection[str],
         *,
+        is_copy: bool,
         states: bool,
     ) -> None:
         self.since = since
         self.until = until
-        self.copied_shards = tuple(shard.number for shard in shards if shard.is_copy)
+        self.is_copy = is_copy
         self._reader = reader
-        self._shards = shards
+        self._segments = segments  # to read, oldest first
+        self._ids = ids  # of the snapshots that the store has passed, as far as it shows
         self._states = states
 
     def replace(self, begun: StorePosition) -> bool:
         """Return whether they replace all that changes up to ``begun`` may have written."""
-        return self.until.model == begun.model and all(
-            shard.is_copy or begun.shards[shard.number] in shard.ids for shard in self._shards
-        )
+        return self.until.model == begun.model and (self.is_copy or begun.rows in self._ids)
 
     @property
     def is_empty(self) -> bool:
         """Nothing was committed since."""
-        return not any(shard.segments for shard in self._shards)
+        return not self._segments
 
     def is_gone(self) -> bool:
         """Return whether the store has moved on, and a file of this state was removed."""
@@ -227,15 +218,14 @@ class ChangedRows:
         with reader_lease(self._reader.directory):
             number = 0
             for table in sorted(self._reader.tables):
-                for shard in self._shards:
-                    for chunk in self._changed(table, shard):
-                        yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
-                        number += 1
+                for chunk in self._changed(table):
+                    yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
+                    number += 1
 
-    def _changed(self, table: str, shard: _Shard) -> Iterator[ChunkRows]:
-        """Yield the changed rows of one table in a shard."""
-        rows = self._open(table, shard)
-        begin, end = self._reader.row_range(table, shard.number)
+    def _changed(self, table: str) -> Iterator[ChunkRows]:
+        """Yield the changed rows of one table."""
+        rows = self._open(table)
+        begin, end = 0, self._reader.table(table).num_embeddings
         for first in range(begin, end, WINDOW_ROWS):
             last = min(first + WINDOW_ROWS, end)
             is_found = np.zeros(last - first, dtype=np.bool_)
@@ -265,10 +255,10 @@ class ChangedRows:
                 )
         return ChunkRows(chunk.step, row_ids, arrays)
 
-    def _open(self, table: str, shard: _Shard) -> NewestRows:
+    def _open(self, table: str) -> NewestRows:
         reader = self._reader
-        ranges = reader.manifest.model.row_ranges(shard.number)
-        rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in shard.segments])
+        ranges = reader.manifest.model.row_ranges
+        rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in self._segments])
         stored = reader.table(table)
         held: set[str] = set()
         for segment in rows.segments:
@@ -342,7 +332,7 @@ def changed_rows(
         since: the ``until`` of the changes that the consumer applied last; None: yield all rows.
         states: yield per-row optimizer states, too.
         on_gap: where the store does not show what changed, as after a roll-back to before
-            ``since``: ``"raise"``, or ``"copy"`` all rows of those shards.
+            ``since``: ``"raise"``, or ``"copy"`` all rows.
         until: the state that the store must be at, as that of another iteration.
 
     Raises:
@@ -366,43 +356,40 @@ def _plan(
 ) -> ChangedRows:
     newest = reader.newest()
     model = model_digest(reader)
-    if since is not None and (since.model, len(since.shards)) != (model, reader.num_shards):
+    if since is not None and since.model != model:
         raise PositionError(
-            f"the position is of a store of other tables or shards than '{reader.directory}'; "
-            "copy all rows with since=None"
+            f"the position is of a store of other tables than '{reader.directory}'; copy all rows "
+            "with since=None"
         )
-    shards: list[_Shard] = []
-    reached: list[str] = []
-    gaps: list[int] = []
-    for number in range(reader.num_shards):
-        segments = reader.open_at(number, newest.snapshot)
-        records = reader.manifest.at(number, newest.snapshot)
-        ids = [record.id for record in records]
-        first = None if since is None else _find(ids, since.shards[number])
-        reached.append(ids[-1] if ids else "")
-        if first is None and since is not None and not _begins_after(since, records):
-            gaps.append(number)
-        is_copy = bool(segments) and (first is None or first == 0)
-        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, frozenset(ids)))
+    segments = reader.open_at(newest.snapshot)
+    records = reader.manifest.at(newest.snapshot)
+    ids = [record.id for record in records]
+    first = None if since is None else _find(ids, since.rows)
     here = StorePosition(
-        model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
+        *(model, newest.snapshot, newest.last_step, newest.num_samples),
+        rows=ids[-1] if ids else "",
     )
-    if gaps and on_gap == "raise":
+    is_gap = first is None and since is not None and not _begins_after(since, records)
+    if is_gap and on_gap == "raise":
         assert since is not None
         raise PositionError(
             f"'{reader.directory}' no longer shows what changed after snapshot {since.snapshot} "
-            f"(step {since.step}) in shards {gaps}: it was rolled back or repaired. "
-            'Copy all rows of these shards with on_gap="copy"'
+            f"(step {since.step}): it was rolled back or repaired. "
+            'Copy all rows with on_gap="copy"'
         )
     if until is not None and until != here:
         raise PositionError(
             f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of until="
         )
-    return ChangedRows(reader, since, here, shards, states=states)
+    return ChangedRows(
+        *(reader, since, here, segments[first or 0 :], ids),
+        is_copy=bool(segments) and not first,
+        states=states,
+    )
 
 
 def _begins_after(since: StorePosition, records: Sequence[SegmentRecord]) -> bool:
-    """Return whether a shard's rows begin with a base snapshot that is newer than a position."""
+    """Return whether rows begin with a base snapshot that is newer than a position."""
     return bool(records) and records[0].snapshot > since.snapshot
 
 

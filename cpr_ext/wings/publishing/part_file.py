@@ -14,7 +14,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.storage.filesystem import read_whole
 from cpr_ext.wings.publishing.changed_rows import RowBatch
-from cpr_ext.wings.tools.safetensors_stream import TensorSpec, write_safetensors
+from cpr_ext.wings.publishing.safetensors_stream import TensorSpec, write_safetensors
 
 ROW_ID = "row_id"
 STEP = "step"

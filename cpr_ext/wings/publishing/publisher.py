@@ -43,7 +43,7 @@ class PublishReport:
         step, num_samples: of that state.
         rows: how many rows its update has; 0: nothing was committed since the last one.
         file_bytes: size of the files written.
-        copied_shards: shards of which all rows were written.
+        is_copy: all rows were written.
         wrote_whole: an update that needs no state before it was written.
         position: of the store, at the newest state.
     """
@@ -54,7 +54,7 @@ class PublishReport:
     num_samples: int
     rows: int
     file_bytes: int
-    copied_shards: tuple[int, ...]
+    is_copy: bool
     wrote_whole: bool
     position: StorePosition
 
@@ -70,7 +70,7 @@ def publish(
 ) -> PublishReport:
     """Write what was committed to ``store`` since the last call with the same ``to``.
 
-    The first call writes all rows. Where the store does not show what changed, all rows of a shard
+    The first call writes all rows. Where the store does not show what changed, all rows
     are written. Memory is that of one file and one chunk of the store.
 
     Args:
@@ -145,7 +145,7 @@ class _Writer:
         except PositionError as error:
             if not whole:
                 raise PositionError(
-                    f"'{self._place.name}' is a publication of a store of other tables or shards; "
+                    f"'{self._place.name}' is a publication of a store of other tables; "
                     "choose another place, or begin it again with whole=True (--whole)"
                 ) from error
             before = None
@@ -254,7 +254,7 @@ class _Writer:
             num_samples=changes.until.num_samples,
             rows=sum(file.rows for file in written[0].files) if written else 0,
             file_bytes=sum(update.file_bytes for update in written),
-            copied_shards=changes.copied_shards if written else (),
+            is_copy=changes.is_copy and bool(written),
             wrote_whole=any(update.is_whole for update in written),
             position=changes.until,
         )

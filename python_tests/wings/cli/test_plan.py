@@ -71,12 +71,12 @@ def test_parity_is_planned_beside_the_others_by_hand(cpr):
     assert sources["parity, each step"]["origin"] == "given"
 
 
-def test_a_store_gives_shards_and_bytes_and_the_disk_is_given(cpr, store):
-    job = ("--job-hours", 100, "--mtbf-hours", 25)
+def test_a_store_gives_bytes_and_the_disk_is_given(cpr, store):
+    job = ("--shards", 3, "--job-hours", 100, "--mtbf-hours", 25)
     write, read = ("--write-mb-per-second", 400), ("--read-mb-per-second", 800)
     code, out, _ = cpr("plan", "--store", store, *job, *write, *read)
     assert code == 0
-    assert re.search(r"^shards +3, 1 lost per failure  \[the store; assumed\]$", out, re.MULTILINE)
+    assert re.search(r"^shards +3, 1 lost per failure  \[given; assumed\]$", out, re.MULTILINE)
     assert "the store's bytes at the disk speed given" in out
     assert "written per h" in out
     code, _, error = cpr("plan", "--store", store, *job, *write)
@@ -87,7 +87,7 @@ def test_a_store_gives_shards_and_bytes_and_the_disk_is_given(cpr, store):
 
 
 def test_bytes_of_a_store_by_hand(cpr, store):
-    job = ("--job-hours", 100, "--mtbf-hours", 25)
+    job = ("--shards", 3, "--job-hours", 100, "--mtbf-hours", 25)
     disk = ("--write-mb-per-second", 1e-3, "--read-mb-per-second", 2e-3)
     _, out, _ = cpr("plan", "--store", store, *job, *disk, "--json")
     plan = json.loads(out)
@@ -111,7 +111,7 @@ def test_the_ends_of_the_interval_are_planned_with_the_bytes_of_the_store(cpr, s
     log = tmp_path / "jobs.csv"
     log.write_text("hours,failed\n" + "10,1\n20,1\n30,1\n40,0\n" * 5)
     # A disk so slow that the small tables, saved whole each time, cost much.
-    options = ("--store", store, "--job-hours", 300, "--target-pls", 0.05)
+    options = ("--store", store, "--shards", 3, "--job-hours", 300, "--target-pls", 0.05)
     options += ("--write-mb-per-second", 1e-5, "--read-mb-per-second", 1e-4)
     _, out, _ = cpr("plan", *options, "--failure-log", log)
     note = " ".join(out.split("- At the ends of")[1].split())

@@ -53,7 +53,7 @@ def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, tmp_path):
         ("repair", store),
         ("plan", "--preset", "abstract-56h", "--json"),
         ("plan", *job, "--load-minutes", 2),
-        ("plan", "--store", store, *job[:2], *job[4:6], *disk),
+        ("plan", "--store", store, *job[:6], *disk),
     ):
         code, _, error = cpr(*command)
         assert code == 0, (command, error)

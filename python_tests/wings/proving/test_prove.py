@@ -28,10 +28,10 @@ def test_a_script_that_saves_all_is_proven_and_its_own_store_stays_as_it_is(tmp_
 @pytest.mark.parametrize(
     ("forgotten", "what", "variable", "remedy"),
     [
-        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "stateful=[reader]"),
-        ("generator", "input 1 of ", "train: generator", "stateful=[generator]"),
+        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "'reader': reader}"),
+        ("generator", "input 1 of ", "train: generator", "state={'generator': generator}"),
         ("scheduler", "'lr' of group 0: it is 0.1, and was 0.05", "", "before the Checkpointer's"),
-        ("average", "average.weights['0.weight']", "average.weights", "save average.weights with"),
+        ("average", "average.weights['0.weight']", "average.weights", "lambda: average.weights}"),
         ("inner", "of the model", "train: dense.state[0]", "Checkpointer(model, [..., dense]"),
         ("teacher", "loss 1", "teacher.weight", "one module that holds the model and teacher"),
     ],
@@ -133,7 +133,10 @@ def test_a_script_that_does_not_recover_shows_the_error_of_its_new_process(tmp_p
 
 
 def test_options_whose_losses_are_known_are_replaced_and_named(tmp_path):
-    script = write(tmp_path / "train.py", store="'store', precision=cpr_ext.Precision('int8')")
+    script = write(
+        tmp_path / "train.py",
+        store="'store', store=cpr_ext.StoreOptions(precision=cpr_ext.Precision('int8'))",
+    )
     text = str(prove(script, steps=2))
     assert "not proven: what snapshots lose by precision=Precision(" in text
 
@@ -142,7 +145,7 @@ def test_the_command_ends_with_1_if_something_differs():
     run = CliRunner().invoke
     done = run(app, ["prove", "--steps", "3", SCRIPT, "generator"])
     assert done.exit_code == 1
-    assert "remedy: pass stateful=[generator]" in done.output
+    assert "remedy: pass state={'generator': generator}" in done.output
     done = run(app, ["prove", "--steps", "2", "--json", str(ROOT / "examples/quickstart.py")])
     assert (done.exit_code, '"is_proven": true' in done.output) == (0, True)
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.wings.publishing import PositionError, RowBatch, changed_rows
 from python_tests import preloaded
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
@@ -50,7 +51,7 @@ def test_it_yields_only_rows_of_later_snapshots(trained):
     ids = torch.cat([b.row_ids for b in changes if b.table == "tables.big"]).tolist()
     assert {5, 600} <= set(ids)
     assert len(ids) == len(set(ids)) < 300
-    assert changes.copied_shards == ()
+    assert not changes.is_copy
     consumer.follow(trained.store.directory, on_gap="raise")
     assert changed_rows(trained.store.directory, consumer.position).is_empty
     assert_as_recovered(consumer, trained)
@@ -63,7 +64,7 @@ def assert_as_recovered(consumer, trained):
 
 
 def files_of(trained):
-    return [[record.file for record in records] for records in trained.store.manifest.shards]
+    return [record.file for record in trained.store.manifest.rows]
 
 
 def reopen(trained):
@@ -72,7 +73,7 @@ def reopen(trained):
         TABLES,
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
+        store=StoreOptions(None),
         priority=cpr_ext.MostFrequentlyUsed(0.2),
     )
     again.checkpointer.recover(mode="full")
@@ -86,14 +87,14 @@ def test_after_a_roll_back_a_copy_is_needed(trained):
     trained.die()
     reopen(trained).die()
     again = reopen(trained)  # a process after the one that rolled back uses the numbers again
-    for _ in before[0][1:]:
-        train_rows(again, [5, 300, 600])  # of each shard
+    for _ in before[1:]:
+        train_rows(again, [5, 300, 600])
         save(again)
     assert files_of(again) == before
     with pytest.raises(PositionError, match="rolled back"):
         changed_rows(again.store.directory, consumer.position)
     changes = consumer.follow(again.store.directory)
-    assert changes.copied_shards == (0, 1, 2)
+    assert changes.is_copy
     assert_as_recovered(consumer, again)
 
 
@@ -184,8 +185,7 @@ def _reopen(directory, priority):
         num_shards=2,
         priority=priority,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
-        retention=cpr_ext.Retention(full_recovery_points=2),
+        store=StoreOptions(rebase_after=None, retention=Retention(full_recovery_points=2)),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16),
     )
     trained.checkpointer.recover()

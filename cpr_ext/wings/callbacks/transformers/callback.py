@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dense_state import generator_states, restore_generators
-from cpr_ext.state.stateful import as_stateful
+from cpr_ext.state.stateful import joined_state
 
 _STATE_FILE = "trainer_state.json"  # that the Trainer reads, see transformers.TrainerState
 
@@ -137,12 +137,12 @@ class CprTrainerCallback(TrainerCallback):  # type: ignore[misc]
         trainer.create_optimizer()  # train() keeps it
         self._progress = TrainerProgress(trainer)
         options = dict(self._options)
-        stateful = [self._progress, *as_stateful(options.pop("stateful", None))]
-        if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
-            stateful.append(scaler)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        more = {"trainer.progress": self._progress, "trainer.scaler": scaler}
+        state = joined_state(options.pop("state", None), {k: v for k, v in more.items() if v})
         try:
             with Checkpointer(
-                trainer.model, trainer.optimizer, self._directory, stateful=stateful, **options
+                trainer.model, trainer.optimizer, self._directory, state=state, **options
             ) as self.checkpointer:
                 self.report = self.checkpointer.recover()
                 self._generators = generator_states()

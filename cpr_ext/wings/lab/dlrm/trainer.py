@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext import Checkpointer, EverySteps, Priority
+from cpr_ext import Checkpointer, EverySteps, Priority, StoreOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.state.table import find_tables
@@ -173,11 +173,10 @@ class Trainer:
             self._optimizers,
             options.store,
             priority=options.priority,
-            schedule=EverySteps(options.every_steps),
+            schedule=EverySteps(options.every_steps, when_busy="wait"),
             num_shards=options.num_shards,
-            extra_state=lambda: self._log.to_plain(),
-            rebase_after=options.rebase_after,
-            when_busy="wait",
+            state={"log": lambda: self._log.to_plain()},
+            store=StoreOptions(rebase_after=options.rebase_after),
         ) as checkpointer:
             self._checkpointer = checkpointer
             self._resume(checkpointer)
@@ -330,9 +329,9 @@ class Trainer:
         """Resume from the newest snapshot of the store, if it has one."""
         mode: Literal["partial", "full"] = "full" if self._options.recovery == "full" else "partial"
         report = checkpointer.recover(mode=mode)
-        if report.extra_state is None:
+        if "log" not in report.state:
             return
-        log = RunLog.from_plain(report.extra_state)
+        log = RunLog.from_plain(report.state["log"])
         if differences := [
             f"{name} was {log.config.get(name)!r}, now {value!r}"
             for name, value in self._log.config.items()
@@ -396,8 +395,8 @@ class Trainer:
             report = self._checkpointer.recover(mode="full")
             record.samples_retrained = self._num_samples - report.num_samples
             log = RunLog(config=self._log.config)
-            if report.extra_state is not None:
-                log = RunLog.from_plain(report.extra_state)
+            if "log" in report.state:
+                log = RunLog.from_plain(report.state["log"])
             # What went wrong and what was saved stays on record; the position goes back.
             log.failures, log.snapshots = self._log.failures, self._log.snapshots
             log.damage = self._log.damage

@@ -54,7 +54,7 @@ def inspect(
     late_after: float | None,
     as_json: bool,
 ) -> None:
-    """Show the snapshots, shards, tables and sizes of STORE.
+    """Show the snapshots, tables and sizes of STORE.
 
     STORE may be the directory that holds the stores of all workers of a job. Then one line per
     store shows its step, and the tables are those of all stores together. Exits 1 if a store is
@@ -112,11 +112,10 @@ def _print(store: str, world_size: int | None, *, as_json: bool) -> bool:
 
 
 def _show(summary: StoreSummary) -> None:
-    held = [count(summary.num_shards, "shard"), count(len(summary.tables), "table")]
-    echo(f"{summary.store}: {', '.join(held)}, {size(summary.file_bytes)}")
+    echo(f"{summary.store}: {count(len(summary.tables), 'table')}, {size(summary.file_bytes)}")
     click.echo()
     _show_points(summary)
-    _show_shards(summary)
+    _show_rows(summary)
     if not summary.tables:
         click.echo("No table is kept by row: all is in the dense part, as after `cpr import`.\n")
         return
@@ -169,20 +168,18 @@ def _show_points(summary: StoreSummary) -> None:
     click.echo()
 
 
-def _show_shards(summary: StoreSummary) -> None:
-    newest = summary.points[-1].step if summary.points else 0
+def _show_rows(summary: StoreSummary) -> None:
+    newest, rows = summary.points[-1].step if summary.points else 0, summary.rows
     print_table(
-        ("shard", "segments", "size", "base step", "newest step", "behind"),
+        ("segments of rows", "size", "base step", "newest step", "behind"),
         [
             (
-                shard.shard,
-                shard.segments,
-                size(shard.file_bytes),
-                shard.base_step if shard.base_step >= 0 else "-",
-                shard.newest_step if shard.newest_step >= 0 else "-",
-                max(0, newest - shard.newest_step) if shard.newest_step >= 0 else "-",
+                rows.segments,
+                size(rows.file_bytes),
+                rows.base_step if rows.base_step >= 0 else "-",
+                rows.newest_step if rows.newest_step >= 0 else "-",
+                max(0, newest - rows.newest_step) if rows.newest_step >= 0 else "-",
             )
-            for shard in summary.shards
         ],
     )
     click.echo()
@@ -202,7 +199,7 @@ def _show_job(job: JobSummary) -> None:
     click.echo()
     steps = [w.summary.points[-1].step for w in job.workers if w.summary and w.summary.points]
     print_table(
-        ("worker", "shards", "size", "step", "samples", "behind", "full-recovery points at"),
+        ("worker", "size", "step", "samples", "behind", "full-recovery points at"),
         [_worker_row(worker, max(steps, default=0)) for worker in job.workers],
     )
     click.echo()
@@ -233,8 +230,8 @@ def _show_job(job: JobSummary) -> None:
 
 def _worker_row(worker: WorkerSummary, newest: int) -> tuple[object, ...]:
     if (summary := worker.summary) is None:
-        return (worker.worker, *("-",) * 4, "-", "damaged")
-    shown = (worker.worker, summary.num_shards, size(summary.file_bytes))
+        return (worker.worker, *("-",) * 4, "damaged")
+    shown = (worker.worker, size(summary.file_bytes))
     if not summary.points:
         return (*shown, "-", "-", "-", "-")
     point = summary.points[-1]

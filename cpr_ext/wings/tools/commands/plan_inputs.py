@@ -201,9 +201,8 @@ def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -
         figures.found(
             origin,
             load_minutes=load_minutes,
-            load_shard_minutes=load_minutes * lost / summary.num_shards,
+            load_shard_minutes=load_minutes * lost / figures.number("shards", 1),
         )
-    figures.found("the store", shards=summary.num_shards)
     if write is not None or read is not None:
         notes.append(_ONE_DISK)
     return state

@@ -92,5 +92,5 @@ def _show(report: PublishReport) -> None:
     echo(
         f"{report.directory}: {state}: {count(report.rows, 'row')}, {size(report.file_bytes)}{kind}"
     )
-    if report.copied_shards:
-        echo(f"note: all rows of {count(len(report.copied_shards), 'shard')} were written")
+    if report.is_copy:
+        echo("note: all rows were written")

@@ -20,6 +20,7 @@ from cpr_ext.state.wrapper_names import added, plain_names
 from cpr_ext.storage.filesystem import storage_error, sync_directory
 from cpr_ext.storage.job_stores import JobStores, find_stores
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
+from cpr_ext.wings.publishing.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.wings.tools.maintenance.job_fit import (
     MemberPart,
     dense_faults,
@@ -37,7 +38,6 @@ from cpr_ext.wings.tools.maintenance.whole_tables import (
     plan_tables,
     whole_arrays,
 )
-from cpr_ext.wings.tools.safetensors_stream import TensorSpec, write_safetensors
 
 # TorchRec calls the first state of a fused optimizer "momentum1", others by FBGEMM's name.
 _FIRST = ("sum", "exp_avg", "momentum_buffer")

@@ -53,7 +53,7 @@ def test_a_step_is_that_of_the_row(tmp_path):
         num_shards=2,
         schedule=cpr_ext.EverySteps(2),
         priority=cpr_ext.MostFrequentlyUsed(0.3),
-        rebase_after=None,
+        store=cpr_ext.StoreOptions(None),
     )
     weights = {}
     for step in range(1, 31):

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.tools.safetensors_stream import TensorSpec, write_safetensors
+from cpr_ext.wings.publishing.safetensors_stream import TensorSpec, write_safetensors
 from python_tests.helpers import same_bits
 
 
