@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from results import Results, Row
-from targets import Target, number, targets
+from results import Results
+from targets import Target, targets
 
 OURS, OTHER, MISSED = "#1f77b4", "#b3b3b3", "#d1495b"
 COLORS = {1: "#7fb3d9", 2: OURS}
@@ -78,64 +78,3 @@ def _name(target: Target, label: str) -> str:
     what = target.measure.rpartition("over ")[2].replace("`", "")
     what = what.replace("torch.distributed.checkpoint.", "dcp.")
     return ", ".join(part for part in (target.stage, label, f"over {what}") if part)
-
-
-def training(rows: Sequence[Row], path: Path) -> None:
-    """Speed and longest pause of each way to save."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8), layout="constrained")
-    colors = [OURS if row["what"].startswith("cpr_ext") else OTHER for row in rows]
-    names = [row["mode"] for row in rows]
-    speeds = [row["ratio_to_none"] for row in rows]
-    left.barh(names, speeds, color=colors)
-    left.axvline(1.0, color="black", lw=0.8, ls=":")
-    left.set_xlim(0, max(1.2, 1.12 * max(speeds)))
-    left.set_xlabel("samples/s, over training that saves nothing")
-    for place, speed in enumerate(speeds):
-        left.annotate(
-            f"{speed:.3f}", (max(speed, 1.0), place), (4, 0),
-            textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
-    pauses = [1e3 * row["longest_pause_seconds"] for row in rows]
-    right.barh(names, pauses, color=colors)
-    right.set_xscale("log")
-    held = [pause for pause in pauses if pause > 0]
-    right.set_xlim(min(held) / 4, 6 * max(held))
-    for place, pause in enumerate(pauses):
-        right.annotate(
-            number(pause) if pause > 0 else "none", (pause or min(held) / 4, place), (4, 0),
-            textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
-    right.set_xlabel("longest pause of a save, ms (log scale)")
-    right.set_yticklabels([])
-    plain(right.xaxis, [10.0**power for power in range(6) if min(held) / 4 <= 10**power])
-    for axes in (left, right):
-        axes.invert_yaxis()
-        tidy(axes)
-    save(figure, path)
-
-
-def peers(rows: Sequence[Row], path: Path) -> None:
-    """What one save of the whole model costs with each saver."""
-    columns = (
-        ("held_seconds", "training held, s", 1.0),
-        ("durable_seconds", "until durable, s", 1.0),
-        ("peak_memory_bytes", "memory over training's, GB", 1e-9),
-    )
-    figure, all_axes = plt.subplots(
-        1, 3, figsize=(10, 1.0 + 0.27 * len(rows)), sharey=True, layout="constrained"
-    )
-    names = [row["name"].replace("torch.distributed.checkpoint.", "dcp.") for row in rows]
-    colors = [OURS if name.startswith("cpr_ext") else OTHER for name in names]
-    for axes, (key, label, factor) in zip(all_axes, columns, strict=True):
-        values = [factor * row[key] for row in rows]
-        axes.barh(names, values, color=colors)
-        axes.set_xlim(0, 1.25 * max(values))
-        for place, value in enumerate(values):
-            axes.annotate(
-                f"{value:.2f}" if value >= 0.1 else f"{value:.3f}",
-                (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
-            )  # fmt: skip
-        axes.set_xlabel(label)
-        tidy(axes)
-    all_axes[0].invert_yaxis()
-    save(figure, path)

@@ -144,8 +144,6 @@ def training(results: Results) -> Iterator[str]:
         ),
     )
     yield f"\n{machine_line(found['machine'])}"
-    charts.training(rows, IMAGES / "training_overhead.png")
-    yield "![Speed and longest pause of each way to save](images/training_overhead.png)\n"
 
 
 def tracking(results: Results) -> Iterator[str]:
@@ -235,8 +233,6 @@ def peers(results: Results) -> Iterator[str]:
         ),
     )
     yield f"\n{machine_line(found['machine'])}"
-    charts.peers(rows, IMAGES / "peers.png")
-    yield "![Time blocked, time until durable and memory of each saver](images/peers.png)\n"
 
 
 def gpu(results: Results) -> Iterator[str]:

@@ -126,18 +126,6 @@ def test_saves_of_rounded_rows_are_measured_beside_exact_ones(
     assert 0 < float(size.split()[-1].removesuffix("x")) < 0.8
 
 
-def test_what_rounding_costs_is_measured_beside_a_plain_gather(
-    run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(load("row_precision"), "DIMS", (16,))
-    monkeypatch.setattr(load("row_precision"), "fbgemm_operator", lambda _: None)
-    shown = run_here("row_precision", "--tiny", "--folder", str(tmp_path)).splitlines()
-    sizes = [float(line.split("1/")[1].split()[0]) for line in shown if "of the base" in line]
-    assert sizes == sorted(sizes)  # from float32 to int8
-    assert len(sizes) == 3
-    assert sum(line.startswith("gather as") for line in shown) == 2
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["cpr_ext", "torchsnapshot.Snapshot.take"])
 def test_a_save_of_everything_is_measured(name: str, tmp_path: Path) -> None:
@@ -168,14 +156,6 @@ def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_rest
 
 
 @pytest.mark.long
-def test_copies_in_object_storage_are_measured_beside_plain_requests(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    shown = run("bench/remote.py", "--tiny")
-    for part in ("upload", "recovery"):
-        assert part in shown
-
-
-@pytest.mark.long
 def test_parity_at_every_step_is_measured_next_to_none() -> None:
     """Six processes import torch."""
     shown = run("bench/parity_overhead.py", "--tiny")
@@ -192,16 +172,6 @@ def test_the_interval_of_a_median_leaves_out_as_many_values_on_both_sides() -> N
     assert interval(range(40, 0, -1)) == (14, 27)
     assert sum(math.comb(40, heads) for heads in range(14)) <= 2**40 / 40
     assert sum(math.comb(40, heads) for heads in range(15)) > 2**40 / 40
-
-
-def test_how_often_parity_does_not_suffice_is_played_next_to_the_formula(
-    run_here: Callable[..., str],
-) -> None:
-    head, *rows, limits = run_here("parity_reliability", "--tiny").splitlines()
-    assert head.split() == ["workers", "group", "formula", "simulated", "rebuild", "link"]
-    assert [row.split()[0] for row in rows] == ["8"] * 3 + ["64"] * 3
-    assert [row.split()[1] for row in rows] == ["mirror", "3", "7"] * 2
-    assert "'mirror': 762" in limits
 
 
 # --- what is made of results ---

@@ -15,7 +15,7 @@ from python_tests.wings.proving.conftest import run_preloaded
 @pytest.mark.parametrize("name", loops.LOOPS)
 def test_a_killed_loop_goes_on_bit_for_bit_as_one_that_was_not(monkeypatch, name):
     monkeypatch.setattr(prove, "run_process", run_preloaded)
-    proof = prove.prove_script(loops.__file__, [name], steps=8)
+    proof = prove.prove(loops.__file__, [name], steps=8)
     assert proof.is_proven, str(proof)
 
 

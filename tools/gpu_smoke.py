@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,6 @@ def select(gpu: Any) -> None:
 
 
 @layer
-def select_large(gpu: Any) -> None:
-    """On a GPU of so many rows that each block has more than its fewest."""
-    num_rows = 200_000 if hasattr(gpu.native, "emulator") else 20_000_000
-    scores = np.random.default_rng(1).poisson(0.5, num_rows)
-    counter = gpu.access_counter("t", num_rows)
-    counter.observe(np.repeat(np.arange(num_rows), scores))
-    for share in (0.125, 0.125, 0.02):
-        k = int(share * num_rows)
-        assert np.array_equal(counter.select(0, num_rows, k), top_rows(scores, k)), share
-
-
-@layer
 def gather(gpu: Any) -> None:
     random = np.random.default_rng(0)
     stager = gpu.native.DeviceStager(device=0, slot_bytes=1 << 20, num_slots=3)
@@ -182,49 +170,6 @@ def take_chosen(gpu: Any) -> None:
 
 
 @of_pytorch
-def another_stream(gpu: Any) -> None:
-    """A stream that is behind: what is asked on the next one comes after its work."""
-    counter, side = gpu.access_counter("t", 1000), torch.cuda.Stream()
-    indices = torch.full((100,), 3, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        gpu.native.use_stream(0, side.cuda_stream)
-        torch.cuda._sleep(200_000_000)
-        counter.tracker.observe(indices)
-    gpu.native.use_stream(0, 0)
-    assert counter.counts()[3] == 100
-
-
-def capture(gpu: Any, *, is_warm: bool) -> None:
-    counter, side = gpu.access_counter("t", 1000), torch.cuda.Stream()
-    indices, graph = torch.arange(0, 1000, 2, device="cuda"), torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        gpu.native.use_stream(0, side.cuda_stream)
-        if is_warm:
-            counter.tracker.observe(indices)
-        mark = gpu.native.StreamMark(device=0)
-        with torch.cuda.graph(graph, stream=side):
-            counter.tracker.observe(indices)
-            mark.is_passed()
-            mark.wait()
-        for _ in range(3):
-            graph.replay()
-        torch.cuda.synchronize()
-    assert counter.counts()[::2].tolist() == [3 + is_warm] * 500
-
-
-@of_pytorch
-def graph(gpu: Any) -> None:
-    capture(gpu, is_warm=True)
-
-
-@of_pytorch
-def first_launch_in_a_graph(gpu: Any) -> None:
-    capture(gpu, is_warm=False)
-
-
-@of_pytorch
 def two_runtimes(gpu: Any) -> None:
     """torch's CUDA runtime and ours share contexts; an error of one is none of the other's."""
     from cpr_ext.errors import CudaError
@@ -246,7 +191,8 @@ def two_runtimes(gpu: Any) -> None:
     assert counter.counts()[1] == 1
 
 
-def train_and_recover(stream: Any) -> None:
+@of_pytorch
+def checkpointer(gpu: Any) -> None:
     import cpr_ext
 
     def build() -> tuple[Any, Any]:
@@ -257,7 +203,7 @@ def train_and_recover(stream: Any) -> None:
     directory = Path(tempfile.mkdtemp()) / "s"
     torch.cuda.synchronize()
     schedule = cpr_ext.EverySteps(5)
-    with stream, cpr_ext.Checkpointer(model, optimizer, directory, schedule=schedule) as saving:
+    with cpr_ext.Checkpointer(model, optimizer, directory, schedule=schedule) as saving:
         for _ in range(30):
             optimizer.zero_grad()
             model(torch.randint(50_000, (512, 4)).cuda()).pow(2).sum().backward()
@@ -272,16 +218,6 @@ def train_and_recover(stream: Any) -> None:
     with cpr_ext.Checkpointer(model, optimizer, directory) as saving:
         saving.recover()
     assert torch.equal(model.weight.detach().cpu(), expected)
-
-
-@of_pytorch
-def checkpointer(gpu: Any) -> None:
-    train_and_recover(nullcontext())
-
-
-@of_pytorch
-def checkpointer_on_a_stream(gpu: Any) -> None:
-    train_and_recover(torch.cuda.stream(torch.cuda.Stream()))
 
 
 def run_layer(name: str, emulated: bool) -> None:

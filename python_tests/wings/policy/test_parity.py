@@ -84,3 +84,20 @@ def test_groups_that_do_not_fit_are_refused_with_those_that_do():
         ParityCosts(4, 0, 0).require_fit(6)
     with pytest.raises(UsageError, match="does not fit 9 shards"):
         expected_parity(COSTS, JobSize(10, 9), ParityCosts(4, 0, 0), 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "of_64", "of_4096", "below_1_percent"),
+    [(2, 1.3, 0.0008, 0.053, 762), (4, 0.9, 0.0023, 0.135, 280), (8, 0.8, 0.0051, 0.280, 120)],
+)
+def test_the_table_of_the_page_how_often(size, minutes, of_64, of_4096, below_1_percent):
+    """Nodes of 2,000 h MTBF, 3 minutes to replace one, 40 GB each, links of 1 GB/s; a month."""
+    hours = rebuild_hours(40e9, size, 1e9)
+    assert 60 * hours == pytest.approx(minutes, abs=0.06)
+
+    def chance(workers):
+        return chance_of_fallback(JobSize(730, workers), 2000 / workers, size, 0.05 + hours)
+
+    assert chance(64) == pytest.approx(of_64, abs=5e-5)
+    assert chance(4096) == pytest.approx(of_4096, abs=5e-4)
+    assert chance(below_1_percent) < 0.01 <= chance(below_1_percent + size)

@@ -1,6 +1,5 @@
 """The portion of lost samples, against a plain simulation of shards that count samples."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from cpr_ext.errors import UsageError
 from cpr_ext.wings.policy import (
     JobSize,
     RunningPLS,
-    exact_expected_pls,
     expected_pls,
     interval_for_pls,
     portion_of_lost_samples,
@@ -92,15 +90,3 @@ def test_the_interval_for_a_target_keeps_to_it(job, mtbf, target):
 def test_a_target_that_is_no_share_is_refused(target):
     with pytest.raises(UsageError, match=f"target_pls is {target}; it is a share"):
         interval_for_pls(JOB, 25, target)
-
-
-@pytest.mark.parametrize("interval", [20, 70, 1000])
-def test_the_expectation_is_that_of_drawn_histories(interval):
-    """Shards fail on their own, every 25 h * 10 shards / 2 lost each time."""
-    rng, histories = np.random.default_rng(0), 4000
-    lost = 0.0
-    for _ in range(histories):
-        times = np.sort(rng.uniform(0, 100, rng.poisson(100 / 125)))
-        since_save = times - np.floor(times / interval) * interval
-        lost += since_save.sum() / 100
-    assert lost / histories == pytest.approx(exact_expected_pls(JOB, 25, interval), rel=0.06)

@@ -66,14 +66,6 @@ def test_two_versions_are_noted(monkeypatch):
     assert "pip says 0.0.9" in check.found
 
 
-def test_versions_and_errors():
-    assert doctor.version_of("no-such-package") is None
-    assert doctor.numbers("2.13.0+cpu") == (2, 13, 0)
-    assert doctor.numbers("main") == ()
-    assert doctor.first_line(ValueError("a\nb")) == "a"
-    assert doctor.first_line(ValueError()) == "ValueError"
-
-
 def native(*, has_cuda=True, sets=("portable", "avx512"), devices=1):
     return SimpleNamespace(
         has_cuda=has_cuda,
