@@ -14,7 +14,7 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, priorities, saved_hashes, snapshot
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import gradient_rows, lookup_recorder
-from python_tests.helpers import Trained, assert_same, open_checkpointer, read_chunks, shard_records
+from python_tests.helpers import Trained, assert_same, open_checkpointer, read_chunks, row_records
 
 emulator = _emulated.emulator
 
@@ -233,8 +233,8 @@ def saved_rows(directory, priority):
         run.checkpointer.wait()
     run.checkpointer.close()
     saved = [
-        (record.kind, shard, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
-        for shard, record, path in shard_records(run.checkpointer.store)
+        (record.kind, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
+        for record, path in row_records(run.checkpointer.store)
     ]
     return saved, kinds
 
@@ -254,7 +254,7 @@ def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, pri
     move_to_host(monkeypatch)
     on_host, kinds = saved_rows(tmp_path / "host", priority)
     assert not any(kind.startswith("Device") for kind in kinds)
-    assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5
+    assert len([kind for kind, _ in on_host if kind == "partial"]) >= 5
     assert_same(on_device, on_host)
 
 
@@ -284,9 +284,7 @@ def train_rounded(directory, *, gather_bytes=1 << 30):
             run.checkpointer.save(kind=kind)
             run.checkpointer.wait()
         run.die()
-    return {
-        path.relative_to(directory): path.read_bytes() for _, _, path in shard_records(run.store)
-    }
+    return {path.relative_to(directory): path.read_bytes() for _, path in row_records(run.store)}
 
 
 def recovered_rows(directory):

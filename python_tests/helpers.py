@@ -314,11 +314,10 @@ def read_chunks(path) -> list[Captured]:
     return chunks
 
 
-def shard_records(store) -> Iterator[tuple]:
-    """(shard, record, path) of every live segment, oldest first in each shard."""
-    for shard, records in enumerate(store.manifest.shards):
-        for record in records:
-            yield shard, record, store.path_of(record)
+def row_records(store) -> Iterator[tuple]:
+    """(record, path) of every live segment of rows, oldest first."""
+    for record in store.manifest.rows:
+        yield record, store.path_of(record)
 
 
 def committed_steps(store: Path) -> list[int]:

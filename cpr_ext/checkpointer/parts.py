@@ -200,12 +200,11 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     store = Store(
         directory,
         tables=tables,
-        num_shards=settings.num_shards,
         retention=settings.store.retention,
         origin=origin,
     )
     recoverer = Recoverer(
-        *(model, optimizers, tables, store),
+        *(model, optimizers, tables, store, settings.num_shards),
         *(tracking.trackers, tracking.recorder, tracking.keys, staging.threads),
         # Files that were made just now are in the page cache.
         direct_io=settings.staging.direct_io and not (origin is not None and origin.read_from),

@@ -47,7 +47,7 @@ class Healing:
         """
         self._heal_what_fails(
             lambda reader, record: (
-                reader.open(record) if record.shard is not None else read_dense(reader, record)
+                read_dense(reader, record) if record.kind == "dense" else reader.open(record)
             )
         )
 

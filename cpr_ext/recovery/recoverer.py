@@ -96,6 +96,7 @@ class Recoverer:
     returns its findings, of which its caller builds the report.
 
     Args:
+        num_shards: into how many row ranges each table is cut.
         trackers: by table name; restored rows are taken from them, since they equal the saved ones.
         recorder: it drops lookups of steps that a recovery reverts.
         keys: learns which keys are as saved.
@@ -108,6 +109,7 @@ class Recoverer:
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
         store: Store,
+        num_shards: int,
         trackers: Mapping[str, Tracker],
         recorder: LookupRecorder,
         keys: KeyWatch,
@@ -119,6 +121,7 @@ class Recoverer:
         by_name = {table.name: table for table in tables}
         self._live = LiveModel(model, optimizers, by_name, threads, direct_io, declared)
         self._store = store
+        self._num_shards = num_shards
         self._trackers = trackers
         self._recorder = recorder
         self._keys = keys
@@ -149,7 +152,11 @@ class Recoverer:
         Raises:
             DamageError: ``on_damage="raise"`` and a file of these shards is damaged.
         """
-        source: RowsSource = OwnStore(self._store, self._live, shards)
+        wanted = [
+            {t.name: shard_rows(t, run, self._num_shards) for t in self.tables}
+            for run in _runs(shards)
+        ]
+        source: RowsSource = OwnStore(self._store, self._live, wanted)
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
@@ -208,7 +215,7 @@ class Recoverer:
         strict: bool,
         on_damage: OnDamage,
     ) -> Findings:
-        """Restore everything from other stores, of any number of shards, which are only read.
+        """Restore everything from other stores, which are only read.
 
         Args:
             by_name: from one store, whose tables have the names of the live ones; else from the
@@ -227,7 +234,7 @@ class Recoverer:
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
-        live, findings = self._live, Findings(shards=tuple(range(self._store.num_shards)))
+        live, findings = self._live, Findings(shards=tuple(range(self._num_shards)))
         part, position = source.newest(findings), Position(0, 0, {})
         if part is not None:
             position = read_position(part.tree())
@@ -289,8 +296,7 @@ class Recoverer:
             if table.slots is None:
                 continue
             ranges = [
-                shard_row_range(table.num_embeddings, shard, self._store.num_shards)
-                for shard in shards
+                shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in shards
             ]
             emptied = settle_slots(table, ranges, findings)
             for begin, end in ranges:
@@ -305,12 +311,15 @@ class Recoverer:
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
         """Yield each table's tracker, the table, and its rows [begin, end), for shards in a row."""
-        num_shards = self._store.num_shards
         for table in self._live.tables.values():
-            for first, last in _runs(shards):
-                begin, _ = shard_row_range(table.num_embeddings, first, num_shards)
-                _, end = shard_row_range(table.num_embeddings, last, num_shards)
-                yield self._trackers[table.name], table, begin, end
+            for run in _runs(shards):
+                yield self._trackers[table.name], table, *shard_rows(table, run, self._num_shards)
+
+
+def shard_rows(table: Table, run: tuple[int, int], num_shards: int) -> tuple[int, int]:
+    """Return rows [begin, end) of a table that the shards from the first to the last hold."""
+    begin, _ = shard_row_range(table.num_embeddings, run[0], num_shards)
+    return begin, shard_row_range(table.num_embeddings, run[1], num_shards)[1]
 
 
 def _runs(shards: Sequence[int]) -> list[tuple[int, int]]:

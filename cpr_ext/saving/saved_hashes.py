@@ -472,6 +472,4 @@ def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowI
     num_rows = min(num_rows, count)
     positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
     positions[-1] = first + count - 1
-    return (
-        positions + selection.begin if selection.row_ids is None else selection.row_ids[positions]
-    )
+    return positions if selection.row_ids is None else selection.row_ids[positions]

@@ -39,7 +39,6 @@ class RunCosts:
         num_shards: row ranges that are lost and recovered separately.
         fraction: share of the large tables' rows that a partial snapshot saves.
         prioritized_bytes, other_bytes: rows of the large tables, in float32; all else in a base.
-        row_share: bytes of their rows in a partial snapshot, as a share of those in float32.
         samples_per_hour: training speed, everything included.
         save_hours: how long saving every row once blocks training.
         load_hours, load_shard_hours: reading all shards, and those of one failure.
@@ -53,7 +52,6 @@ class RunCosts:
     save_hours: float | None = None
     load_hours: float | None = None
     load_shard_hours: float | None = None
-    row_share: float = 1.0
 
 
 class Schedule(ABC):

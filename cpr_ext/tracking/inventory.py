@@ -57,7 +57,7 @@ class Inventory:
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
-        self._stateful = [*declared.objects.values()]
+        self._objects = [*declared.objects.values()]
         self._modules = {id(module) for module in model.modules()}
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._reported: set[str] = set()
@@ -121,7 +121,7 @@ class Inventory:
         yield from self._of_other_names(values.keys())
         yield from self._of_strangers(saved)
         for optimizer in self._optimizers:
-            if not any(optimizer is item for item in self._stateful):
+            if not any(optimizer is item for item in self._objects):
                 yield from _of_optimizer(optimizer, saved)
 
     def _of_other_names(self, now: Set[str]) -> Iterator[_Unaccounted]:
@@ -141,7 +141,7 @@ class Inventory:
         own = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         fused = {id(table.weight) for table in self._tables if table.lookups is not None}
         for optimizer in list(self._strangers):
-            if any(optimizer is item for item in self._stateful):
+            if any(optimizer is item for item in self._objects):
                 continue
             of_model = [
                 parameter

@@ -91,7 +91,7 @@ def test_slots_with_another_key_are_saved_before_all_others(tmp_path):
     job.step([*range(5 * 10**12, 5 * 10**12 + 20)])
     job.ckpt.save()
     job.end()
-    (record,) = [r for r in job.ckpt.store.manifest.shards[0] if r.last_step == 7]
+    (record,) = [r for r in job.ckpt.store.manifest.rows if r.last_step == 7]
     (rows,) = job.ckpt.store.view().open(record).layout.tables
     assert rows.num_rows == 20
     again = KeyedJob(tmp_path, seed=1)
@@ -306,7 +306,7 @@ def test_after_damage_no_key_has_two_slots_and_none_a_row_of_another(tmp_path, s
         job = KeyedJob(store, **options)
         job.train(37 + 5 * seed, new_ids=5)
         job.end()
-        newest = job.ckpt.store.manifest.shards[0][-1 - seed % 2]
+        newest = job.ckpt.store.manifest.rows[-1 - seed % 2]
         flip_byte(job.ckpt.store.path_of(newest))
         again = KeyedJob(store, seed=1, **options)
         report = again.ckpt.recover()
@@ -393,7 +393,7 @@ def test_a_key_column_adds_its_eight_bytes_to_each_row(tmp_path, scores):
             job.train(1)
         job.end()
         reader = job.ckpt.store.view()
-        first = reader.manifest.shards[0][0]
+        first = reader.manifest.rows[0]
         sizes[keyed] = reader.open(first).layout.bytes_by_precision()
     arrays = 2 if scores else 1
     assert sum(sizes[True].values()) - sum(sizes[False].values()) == 8 * SLOTS * arrays
@@ -432,7 +432,7 @@ def test_a_partial_snapshot_has_eight_bytes_more_per_row_for_each_key_and_score(
     job.train(43, new_ids=25)
     job.end()
     reader = job.ckpt.store.view()
-    partial = [record for record in reader.manifest.shards[0] if record.kind == "partial"]
+    partial = [record for record in reader.manifest.rows if record.kind == "partial"]
     assert len(partial) == 8
     plain = 8 + 2 * 4 * DIM  # row id, weight, sum
     for record in partial:

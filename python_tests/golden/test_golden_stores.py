@@ -54,7 +54,7 @@ def test_the_full_recovery_point_is_there(golden):
         assert ckpt.recover(mode="full").step == 1
 
 
-def test_it_can_be_recovered_into_another_number_of_shards(golden):
+def test_it_can_be_recovered_into_another_store(golden):
     model, optimizers = build(3)
     with cpr_ext.Checkpointer(model, optimizers, golden / "new", num_shards=3) as ckpt:
         ckpt.recover(from_store=golden / "store")
@@ -63,7 +63,7 @@ def test_it_can_be_recovered_into_another_number_of_shards(golden):
 
 def test_the_tools_read_it(golden):
     assert verify(golden / "store").is_sound
-    assert inspect(golden / "store").num_shards == 2
+    assert len(inspect(golden / "store").tables) == 2
     rows = load_file(golden / "rows.safetensors")
     found = read_rows(golden / "store", "films", range(70))
     assert_same(found.arrays["weight"], rows["films/weight"])

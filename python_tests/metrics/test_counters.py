@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.state.table import shard_row_range
-from python_tests.helpers import Trained, make_indices, read_chunks, shard_records
+from python_tests.helpers import Trained, make_indices, read_chunks, row_records
 
 NUM_SHARDS = 3
 OPTIONS = {"num_shards": NUM_SHARDS, "schedule": cpr_ext.EverySteps(4, when_busy="wait")}
@@ -30,13 +30,11 @@ def lookups_of_step(run, step):
 def recounted(run, shard, lost_at):
     """Lookups of a shard's rows in the steps after each row was saved, or lost, last."""
     saved = {}
-    for owner, _, path in shard_records(run.store):
-        if owner == shard:
-            for chunk in read_chunks(path):
-                for row in chunk.row_ids.tolist():
-                    name = chunk.table.removeprefix("tables.")
-                    key = (name, row)
-                    saved[key] = max(saved.get(key, 0), chunk.step)
+    for _, path in row_records(run.store):
+        for chunk in read_chunks(path):
+            for row in chunk.row_ids.tolist():
+                key = (chunk.table.removeprefix("tables."), row)
+                saved[key] = max(saved.get(key, 0), chunk.step)
     lost = 0
     for step in range(run.checkpointer.step_count):
         for name, rows in lookups_of_step(run, step).items():

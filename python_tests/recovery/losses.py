@@ -1,7 +1,5 @@
 """What losing shards of a run does, in memory and on disk."""
 
-from pathlib import Path
-
 import torch
 
 import cpr_ext
@@ -22,13 +20,3 @@ def wipe(run, shards):
             for shard in shards:
                 for array in table.arrays().values():
                     array[shard_range(table, shard)] = 7
-
-
-def make_garbage_of_all_but(directory: Path, shard: int) -> int:
-    """Ruin every data file that is not of one shard; returns how many."""
-    ruined = 0
-    for path in directory.rglob("*"):
-        if path.is_file() and path.name != "LOCK" and f"-{shard:05d}-" not in path.name:
-            path.write_bytes(b"garbage")
-            ruined += 1
-    return ruined

@@ -22,7 +22,7 @@ from cpr_ext.state.precision import (
     precision_of_row,
     round_rows,
 )
-from python_tests.helpers import Trained, assert_same, flipped, shard_records
+from python_tests.helpers import Trained, assert_same, flipped, row_records
 
 TABLES = {"big": (300, 16), "wide": (40, 33), "thin": (20, 2)}
 OPTIONS = {
@@ -138,7 +138,7 @@ def run(process, folder, source, seed, reference):
             changed = {name: ~same(arrays, before[name]) for name, arrays in live.items()}
         reference.save(live, changed, process.precision, handle.kind)
     trained.die()
-    return [path for _, _, path in shard_records(trained.store)]
+    return [path for _, path in row_records(trained.store)]
 
 
 def shards_of(folder):

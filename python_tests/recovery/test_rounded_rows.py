@@ -7,7 +7,7 @@ import cpr_ext
 from cpr_ext import Precision, StoreOptions
 from cpr_ext.errors import DamageError, NanError, SnapshotError, UsageError
 from cpr_ext.state.precision import PRECISIONS, round_rows
-from python_tests.helpers import Trained, array_offset, assert_same, flip, shard_records
+from python_tests.helpers import Trained, array_offset, assert_same, flip, row_records
 
 TABLES = {"big": (600, 16), "wide": (50, 33), "thin": (40, 2)}
 OPTIONS = {
@@ -99,7 +99,7 @@ def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
     )
     run.die()
     wanted = expected(before, after, "int8")
-    for _, record, path in list(shard_records(run.store)):
+    for record, path in list(row_records(run.store)):
         if record.kind != "partial":
             continue
         for name in ("row_ids", "weight"):

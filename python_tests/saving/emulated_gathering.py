@@ -125,7 +125,7 @@ def test_training_waits_for_the_device_a_few_times_however_many_rows_are_chosen(
             time.sleep(0.001)  # so does a step, in which the ids arrive
             train(100)
         calls = emulator.own_calls()
-        assert [each.num_rows for each in snapshot.rows._shards[0].selections] == [7200] * 8
+        assert [each.num_rows for each in snapshot.rows._selections] == [7200] * 8
         held.set()
         checkpointer.wait()
         assert snapshot.state == "committed"
@@ -143,7 +143,7 @@ def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path,
     snapshot, _ = begin(run)
     assert is_copied(run)
     assert len(copied) == 1
-    (selection,) = snapshot.rows._shards[0].selections
+    (selection,) = snapshot.rows._selections
     assert selection.chosen is not None
     run.checkpointer.wait()
     run.step()
@@ -202,7 +202,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
         snapshot = checkpointer._saver.in_flight
         while snapshot.first_step < 0:
             train(checkpointer)
-        selections = [each for part in snapshot.rows._shards for each in part.selections]
+        selections = snapshot.rows._selections
         assert [each.row_ids is None for each in selections] == [False, True]
         expected = [table.weight.detach().clone() for table in tables]
         for _ in range(5):

@@ -205,7 +205,7 @@ def test_restored_rows_are_known(tmp_path):
 
 def test_a_recovery_past_damage_is_not_complete(run):
     run.save()
-    (path,) = (run.directory / "segments").glob("*-00000-partial*")
+    (path,) = (run.directory / "segments").glob("*-partial*")
     flip(path, path.stat().st_size - 100)
     die(run.ckpt)
     with open_checkpointer(*make(), run.directory, save_at_close=False, **NEVER) as fresh:
@@ -217,7 +217,7 @@ def test_a_recovery_past_damage_is_not_complete(run):
 def test_the_first_snapshot_is_read_back_and_damage_is_said(tmp_path):
     run = Watched(tmp_path / "store", *make())
     outcomes = run.ckpt._saver.outcomes
-    (path,) = (run.directory / "segments").glob("00000001-00000-base*")
+    (path,) = (run.directory / "segments").glob("00000001-base*")
     outcomes.read_back = None
     flip(path, path.stat().st_size - 100)
     train(run)

@@ -45,7 +45,7 @@ def test_a_point_follows_a_base_that_was_captured_over_several_steps(tmp_path, p
             train(run)
             expected[run.checkpointer.step_count] = run.rows()
             assert run.checkpointer.step_count < 300
-    (base,) = (record for record in run.store.manifest.shards[0] if record.kind == "base")
+    (base,) = (record for record in run.store.manifest.rows if record.kind == "base")
     assert base.last_step - base.first_step > 2
     (point,) = complete_steps(run)
     assert point > base.last_step

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cpr_ext
-from cpr_ext.state.table import shard_row_range
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     TABLE_OPTIMIZERS,
@@ -21,8 +20,8 @@ from python_tests.helpers import (
     make_indices,
     open_checkpointer,
     read_chunks,
+    row_records,
     same_bits,
-    shard_records,
     short_windows,
     train_step,
 )
@@ -41,18 +40,18 @@ class Reference:
         self.steps_per_snapshot = defaultdict(set)
 
     def check_committed(self):
-        for shard, record, path in shard_records(self.checkpointer.store):
-            if (shard, record.snapshot) in self.checked:
+        for record, path in row_records(self.checkpointer.store):
+            if record.snapshot in self.checked:
                 continue
             try:
                 chunks = read_chunks(path)
             except FileNotFoundError:  # a commit meanwhile made it superfluous
-                assert path not in [now for *_, now in shard_records(self.checkpointer.store)]
+                assert path not in [now for *_, now in row_records(self.checkpointer.store)]
                 continue
-            self.checked.add((shard, record.snapshot))
-            self.check(shard, record, chunks)
+            self.checked.add(record.snapshot)
+            self.check(record, chunks)
 
-    def check(self, shard, record, chunks):
+    def check(self, record, chunks):
         seen = defaultdict(list)
         for chunk in chunks:
             assert record.first_step <= chunk.step <= record.last_step
@@ -63,19 +62,17 @@ class Reference:
                 assert same_bits(values, then[name][chunk.row_ids]), (record, chunk.table, name)
             seen[chunk.table] += chunk.row_ids.tolist()
         for table in self.checkpointer.tables:
-            begin, end = shard_row_range(table.num_embeddings, shard, self.checkpointer.num_shards)
             row_ids = seen[table.name]
             assert row_ids == sorted(set(row_ids))
-            assert all(begin <= row_id < end for row_id in row_ids)
             if record.kind == "base":
-                assert row_ids == list(range(begin, end))
+                assert row_ids == list(range(table.num_embeddings))
         steps = [chunk.step for chunk in chunks]
         assert (record.first_step, record.last_step) == (min(steps), max(steps))
 
     def newest_rows(self):
         """Each row as the newest segment that holds it says."""
         newest = {}
-        for _, _, path in shard_records(self.checkpointer.store):
+        for _, path in row_records(self.checkpointer.store):
             for chunk in read_chunks(path):
                 then = self.rows[chunk.step][chunk.table]
                 rows = newest.setdefault(
@@ -230,7 +227,7 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
     reference.check_committed()
     (steps,) = reference.steps_per_snapshot.values()
     assert len(steps) > 5
-    assert reference.checked == {(0, 1), (1, 1), (2, 1)}
+    assert reference.checked == {1}
     record = checkpointer.store.manifest.dense[-1]
     assert (record.first_step, record.last_step) == (max(steps), max(steps))
     assert not record.is_complete

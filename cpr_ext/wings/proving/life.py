@@ -30,7 +30,6 @@ from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.saving.priorities import AllRows
 from cpr_ext.state.precision import Precision
 from cpr_ext.wings.proving.fingerprint import Print, leaves, write_prints
-from cpr_ext.wings.proving.loop import run_functions
 from cpr_ext.wings.proving.plan import LifeNotes, LifePlan
 from cpr_ext.wings.proving.state import known_objects, settings_of, state_of
 from cpr_ext.wings.proving.variables import GRADIENTS, variables_of
@@ -205,9 +204,6 @@ def run(plan: LifePlan) -> None:
     torch.manual_seed(plan.seed)
     np.random.seed(plan.seed)  # noqa: NPY002 - the generator users' code shares
     random.seed(plan.seed)
-    if plan.build is not None:
-        run_functions(plan)
-        return
     sys.argv = [plan.script, *plan.arguments]
     sys.path[0] = str(Path(plan.script).resolve().parent)
     runpy.run_path(plan.script, run_name="__main__")

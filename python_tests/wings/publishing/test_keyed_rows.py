@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpr_ext import Precision, StoreOptions
+from cpr_ext import StoreOptions
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.wings.publishing import (
     KeyedRows,
@@ -140,7 +140,10 @@ def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
     shutil.copytree(tmp_path / "store", tmp_path / "before")
     consumer = Dictionary()
     consumer.follow(tmp_path / "store")
-    job.train(5)
+    for _ in range(2):  # two segments, of a batch each
+        job.train(5, new_ids=12)
+        job.ckpt.save()
+        job.ckpt.wait()
     job.end()
     consumer.follow(tmp_path / "store", cut_off_after=1)
     shutil.rmtree(tmp_path / "store")
@@ -249,14 +252,3 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
     assert "".join(line for line in shown.splitlines(True) if line[:5] == "items") == expected
     assert of(tables[TABLE]) == now
     job.end()
-
-
-def test_parquet_has_the_keys_too(tmp_path):
-    pytest.importorskip("pyarrow")
-    job = KeyedJob(tmp_path / "store", store=StoreOptions(precision=Precision(partial="float16")))
-    job.train(20)
-    job.end()
-    publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")
-    keyed = KeyedRows(SLOTS, DIM)
-    Subscriber(tmp_path / "rows", {TABLE: keyed}).poll()
-    assert of(keyed).keys() == job.keys_at[16]

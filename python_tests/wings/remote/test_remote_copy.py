@@ -312,8 +312,7 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
     trained.checkpointer.close()
     monkeypatch.setattr("cpr_ext.wings.remote.opening.open_objects", lambda options: objects)
     for arguments, expected in [
-        (["inspect"], "memory:///: 2 shards"),
-        (["inspect", "--table", "tables.big"], "60 rows"),
+        (["inspect"], "memory:///: 2 tables"),
         (["verify", "--quiet"], "memory:///: no damage"),
         (["inspect", "--json"], '"store": "memory:///"'),
         (["export", str(tmp_path / "out")], "model.safetensors"),

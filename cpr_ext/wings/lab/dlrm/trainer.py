@@ -12,14 +12,13 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext import Checkpointer, EverySteps, Precision, Priority, StoreOptions
+from cpr_ext import Checkpointer, EverySteps, Priority, StoreOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.state.table import find_tables
-from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
 from cpr_ext.wings.lab.dlrm.evaluation import evaluate
 from cpr_ext.wings.lab.dlrm.failures import PlannedFailure, lose_shards
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset
@@ -43,7 +42,6 @@ class TrainOptions:
         recovery: how lost shards are recovered.
         num_shards: number of row ranges of every table.
         rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
-        precision: in which snapshots keep rows.
         device: the model's device, such as ``cpu`` or ``cuda:1``; a run may resume on another.
     """
 
@@ -57,7 +55,6 @@ class TrainOptions:
     num_shards: int = 8
     seed: int = 0
     rebase_after: float | None = 4.0
-    precision: Precision = field(default_factory=Precision)
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -179,7 +176,7 @@ class Trainer:
             schedule=EverySteps(options.every_steps, when_busy="wait"),
             num_shards=options.num_shards,
             state={"log": lambda: self._log.to_plain()},
-            store=StoreOptions(rebase_after=options.rebase_after, precision=options.precision),
+            store=StoreOptions(rebase_after=options.rebase_after),
         ) as checkpointer:
             self._checkpointer = checkpointer
             self._resume(checkpointer)

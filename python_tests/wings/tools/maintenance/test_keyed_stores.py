@@ -60,7 +60,7 @@ def test_after_a_repair_no_key_has_two_slots(tmp_path):
     job = KeyedJob(tmp_path / "store", store=StoreOptions(None), num_slots=24)
     job.train(47, new_ids=5)
     job.end()
-    path = job.ckpt.store.path_of(job.ckpt.store.manifest.shards[0][-1])
+    path = job.ckpt.store.path_of(job.ckpt.store.manifest.rows[-1])
     content = bytearray(path.read_bytes())
     content[-200] ^= 1
     path.write_bytes(content)
