@@ -52,6 +52,7 @@ def saved_bytes(dim: int, precision: str, num_rows: int, folder: Path) -> tuple[
             checkpointer.step()
             checkpointer.save(kind)
             checkpointer.wait()
+        checkpointer.close(save=False)
         base, partial = checkpointer.store.manifest.rows[-2:]
         assert (base.kind, partial.kind) == ("base", "partial")
         return base.file_bytes, partial.file_bytes

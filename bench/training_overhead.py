@@ -85,6 +85,7 @@ class Ours(Saving):
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
+            store=cpr_ext.StoreOptions(None),
         )
         self.protected.train_until_saved()  # the base
 

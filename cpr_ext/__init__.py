@@ -130,7 +130,6 @@ _ELSEWHERE = {
     "CprCallback": "wings.callbacks.lightning",
     "CprTrainerCallback": "wings.callbacks.transformers",
     "Parity": "distributed",
-    "RemoteOptions": "wings.remote",
     "Subscriber": "wings.publishing",
     "Worker": "distributed",
     "export_metrics": "wings.callbacks.opentelemetry",

@@ -41,7 +41,7 @@ class History:
             "num_shards": self.draw.choice([1, 2]),
             "store": cpr_ext.StoreOptions(
                 rebase_after=self.draw.choice([None, 1.0]),
-                retention=cpr_ext.Retention(self.draw.choice([0, 2])),
+                retention=cpr_ext.Retention(full_recovery_points=self.draw.choice([0, 2])),
             ),
             "scores": self.draw.random() < 0.5,
             "priority": self.draw.choice([

@@ -7,7 +7,6 @@ import cpr_ext
 from cpr_ext.errors import UsageError
 from cpr_ext.state.position import MAX_SOUND
 from cpr_ext.wings.tools.maintenance import verify
-from python_tests.helpers import open_checkpointer
 
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
 
@@ -117,7 +116,7 @@ def test_a_value_that_no_reader_would_take_is_refused_at_once(tmp_path, what):
     value, told = UNREADABLE[what]
     model, optimizers = make(0)
     options = {**OPTIONS, "state": {"mine": lambda: value}}
-    with open_checkpointer(model, optimizers, tmp_path, **options) as ckpt:
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path, **options) as ckpt:
         with pytest.raises(UsageError, match=told):
             ckpt.adopt(step=1)
         ckpt.save("base")

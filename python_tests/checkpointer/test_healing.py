@@ -86,9 +86,7 @@ def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
 def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
     store, rows, reader = closed
     break_file(reader.path_of(reader.manifest.rows[0]), "content")
-    fresh = Trained(
-        store, SMALL, store=cpr_ext.StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS
-    )
+    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
     assert_same(fresh.rows(), rows)
     fresh.checkpointer.close()

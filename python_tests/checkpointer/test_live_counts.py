@@ -5,7 +5,6 @@ import torch
 
 import cpr_ext
 from cpr_ext.wings.tools.maintenance import read_rows
-from python_tests.helpers import open_checkpointer
 
 ROWS, SHARDS = 400, 4
 
@@ -20,7 +19,7 @@ class Loop:
         self.model = torch.nn.EmbeddingBag(ROWS, 4, sparse=True)
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         self.directory = directory
-        self.ckpt = open_checkpointer(
+        self.ckpt = cpr_ext.Checkpointer(
             self.model,
             self.optimizer,
             directory,

@@ -11,7 +11,6 @@ import torch
 
 import cpr_ext
 from cpr_ext.runtime.termination import Termination
-from python_tests.helpers import open_checkpointer
 
 PROGRAM = """
 import os, signal, sys, torch, cpr_ext
@@ -70,7 +69,7 @@ def test_without_the_option_a_signal_is_the_users(tmp_path):
 def made(tmp_path):
     model = torch.nn.EmbeddingBag(50, 4, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return lambda **options: open_checkpointer(model, optimizer, tmp_path / "s", **options)
+    return lambda **options: cpr_ext.Checkpointer(model, optimizer, tmp_path / "s", **options)
 
 
 def test_closing_gives_the_signal_back(made):

@@ -92,7 +92,7 @@ class Life:
                 state={"seq": self._captured_seq},
                 staging=replace(staging, slot_bytes=SLOT_BYTES),
                 save_at_close=False,
-                store=replace(kept, store=cpr_ext.StoreOptions(precision=precision())),
+                store=replace(kept, precision=precision()),
                 **options,
             )
         )

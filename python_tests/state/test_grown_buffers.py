@@ -8,7 +8,6 @@ import cpr_ext
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.dense_state import capture_dense
 from cpr_ext.state.grown_buffers import buffer_forms
-from python_tests.helpers import open_checkpointer
 from python_tests.tracking.watched import NEVER
 
 
@@ -22,7 +21,7 @@ def open_run(directory, module):
     torch.manual_seed(0)
     model = nn.ModuleDict({"e": nn.Embedding(20, 4), "l": nn.Linear(4, 1), "b": module})
     optimizer = torch.optim.SGD([*model["e"].parameters(), *model["l"].parameters()], lr=0.1)
-    ckpt = open_checkpointer(
+    ckpt = cpr_ext.Checkpointer(
         model,
         optimizer,
         directory,

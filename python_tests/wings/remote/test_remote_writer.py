@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.storage import manifest
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.remote import (
@@ -263,9 +264,7 @@ def test_a_state_that_makes_no_sense_is_damage(stores, tmp_path, change):
 
 def test_few_files_are_open_whatever_the_number_of_segments(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir()
-    trained = trained_store(
-        tmp_path / "store" / "a", snapshots=40, store=cpr_ext.StoreOptions(rebase_after=None)
-    )
+    trained = trained_store(tmp_path / "store" / "a", snapshots=40, store=StoreOptions(None))
     trained.checkpointer.close()
     store, objects = tmp_path / "store" / "a", MemoryObjects()
     state = state_of(store)
