@@ -43,6 +43,7 @@ from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
@@ -97,6 +98,7 @@ class Parts:
     saver: Saver
     inventory: Inventory
     keys: KeyWatch
+    events: TableEvents
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,13 @@ class _Tracking:
             table.name: make_tracker(settings.priority, table, table.name in self.prioritized)
             for table in tables
         }
-        self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
-        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.watch.note_lookups)
+        self.events = TableEvents()
+        self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads, self.events)
+        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.events)
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
-        self.inventory = Inventory(*(trained.model, trained.optimizers, tables, trained.declared))
-        self.watch.stranger_stepped = self.inventory.note_stranger
+        self.inventory = Inventory(
+            *(trained.model, trained.optimizers, tables, trained.declared), self.events
+        )
         self.hashes = SavedHashes(tables, self.trackers, threads)
 
     def make_memory(self) -> None:
@@ -220,10 +224,10 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     context = SnapshotContext(store, selector, staging.pipeline, tracking.hashes)
     overlap = None
     if BackgroundCapture.is_wanted(tables):
-        overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.hashes)
+        overlap = BackgroundCapture(tables, tracking.watch, tracking.hashes, tracking.events)
     options = _saving_options(trained)
     claims = Claims(
-        *(tables, store, account, committer, tracking.watch, tracking.hashes),
+        *(tables, store, account, committer, tracking.watch, tracking.hashes, tracking.events),
         has_windows=overlap is not None,
     )
     outcomes = Outcomes(store, account, rebase, committer, staging.devices)
@@ -236,7 +240,7 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     )
     parts = SavingParts(
         *(context, account, rebase, committer, *known, claims, outcomes, amount),
-        *(overlap, dense.capture),
+        *(overlap, dense.capture, tracking.events),
     )
     saver = Saver(parts, options)
     if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
@@ -245,7 +249,7 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     return Parts(
         *(staging.devices, staging.stagers, tracking.trackers, account, store, tracking.recorder),
         *(tracking.watch, recoverer, rebase, dense, saver),
-        *(tracking.inventory, tracking.keys),
+        *(tracking.inventory, tracking.keys, tracking.events),
     )
 
 

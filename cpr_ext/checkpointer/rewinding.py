@@ -9,7 +9,7 @@ from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import ChangeSource, Table
-from cpr_ext.tracking.change_listener import ChangeListener
+from cpr_ext.tracking.table_events import ChangeListener
 
 
 class Rewinding:
@@ -29,6 +29,7 @@ class Rewinding:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
+        self._events = parts.events
         self._guard = guard
         self._handles: list[Any] = []
         # Each once: tables of one fused kernel have the same one.
@@ -103,7 +104,7 @@ class Rewinding:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._watch.changes.listener = listener
+        self._events.listeners[:] = [] if listener is None else [listener]
         if listener is not None:
             for source in self._sources:
                 self._handles += source.watch_changes(listener.before_change)
@@ -115,7 +116,7 @@ class Rewinding:
             may_begin: returns whether it may. Called with True for one that does not wait for a
                 later step: then returns when it may.
         """
-        self._saver.may_begin = may_begin
+        self._events.may_begin.append(may_begin)
 
     def check_changes(self) -> None:
         """Look now for changes of tables outside their optimizers."""

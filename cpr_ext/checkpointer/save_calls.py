@@ -55,9 +55,7 @@ class SaveCalls:
         self._is_first_step = True
         self._has_trained = False  # since the last recovery
         self._chooses_all = settings.chooses_all
-        self._schedule_order = ScheduleOrder(parts.dense.declared.objects.values())
-        if self._schedule_order.has_schedulers:
-            self._watch.first_stepped = self._schedule_order.note_optimizer
+        self._schedule_order = ScheduleOrder(parts.events, parts.dense.declared.objects.values())
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.

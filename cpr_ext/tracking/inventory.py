@@ -19,6 +19,7 @@ from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.state.grown_buffers import buffer_forms
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, owners_by_parameter
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 
 _NOT_SAVED = (
@@ -53,7 +54,9 @@ class Inventory:
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
         declared: Declared,
+        events: TableEvents,
     ) -> None:
+        events.stranger_stepped.append(self.note_stranger)
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
