@@ -26,7 +26,7 @@ class ChangeListener(Protocol):
         """Note that something else than its optimizer has changed a table, or may have."""
 
 
-class Event(list[Callable[_Given, object]]):
+class TableEvent(list[Callable[_Given, object]]):
     """Those who hear of one kind of event; calling it tells them. Nobody costs nothing."""
 
     def __call__(self, *args: _Given.args, **options: _Given.kwargs) -> None:
@@ -56,10 +56,10 @@ class TableEvents:
     """
 
     def __init__(self) -> None:
-        self.before_use: Event[[]] = Event()
-        self.rows_change: Event[Sequence[Table], Sequence[torch.Tensor]] = Event()
-        self.changed_outside: Event[Table] = Event()
-        self.first_stepped: Event[[]] = Event()
-        self.stranger_stepped: Event[torch.optim.Optimizer] = Event()
+        self.before_use: TableEvent[[]] = TableEvent()
+        self.rows_change: TableEvent[Sequence[Table], Sequence[torch.Tensor]] = TableEvent()
+        self.changed_outside: TableEvent[Table] = TableEvent()
+        self.first_stepped: TableEvent[[]] = TableEvent()
+        self.stranger_stepped: TableEvent[torch.optim.Optimizer] = TableEvent()
         self.may_begin: list[Callable[[bool], bool]] = []
         self.listeners: list[ChangeListener] = []
