@@ -27,15 +27,15 @@ class ChangeListener(Protocol):
 
 
 class TableEvent(list[Callable[_Given, object]]):
-    """Those who hear of one kind of event; calling it tells them. Nobody costs nothing."""
+    """Those who hear of one kind of event; calling it calls them. Nobody costs nothing."""
 
     def __call__(self, *args: _Given.args, **options: _Given.kwargs) -> None:
-        """Tell all, in the order in which they joined."""
+        """Call all, in the order in which they joined."""
         for hear in self:
             hear(*args, **options)
 
     def leave(self, hear: Callable[_Given, object]) -> None:
-        """Tell this one no more."""
+        """Call this one no more."""
         with suppress(ValueError):
             self.remove(hear)
 
