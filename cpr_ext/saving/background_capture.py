@@ -101,7 +101,7 @@ class BackgroundCapture:
     Args:
         watch: sees what changes the tables, and when.
         hashes: compares rows that were captured in a window.
-        events: tell before tables change and before trackers are used, as snapshots use both.
+        events: report before tables change and before trackers are used, as snapshots use both.
     """
 
     def __init__(

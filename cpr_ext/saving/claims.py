@@ -66,7 +66,7 @@ class Claims:
 
     Args:
         watch: gets what changed although nothing saw it.
-        events: tell which rows are about to change, while a check is made.
+        events: report which rows are about to change, while a check is made.
         has_windows: :meth:`run` is called while training only reads the tables.
 
     Attributes:

@@ -32,7 +32,7 @@ class LookupRecorder:
 
     Args:
         counter: of the tables' rows.
-        events: are told of what a source reports, before these rows change.
+        events: receive what a source reports, before these rows change.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class ScheduleOrder:
     is found only if it steps late in the second step and in the third.
 
     Args:
-        events: tell when an optimizer begins to step.
+        events: report when an optimizer begins to step.
         objects: objects whose states are saved; schedulers count in ``last_epoch``.
     """
 

@@ -65,7 +65,7 @@ class TableWatch:
     Args:
         trackers: by table name; the rows of gradients are counted in them.
         pool: native threads that look for the rows of dense gradients.
-        events: are told of all that is seen.
+        events: receive all that is seen.
 
     Attributes:
         changes: outside of optimizers' steps.
