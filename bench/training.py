@@ -146,7 +146,7 @@ class Protected:
     def watch(self) -> None:
         """Watch again; rows that changed meanwhile are no finding of the scrub."""
         self.checkpointer._watch.attach()
-        self.checkpointer._saving._saver.claims.forget()
+        self.checkpointer._saver.claims.forget()
 
     def close(self) -> None:
         self.checkpointer.close(save=False)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 import cpr_ext
-from cpr_ext.checkpointer.save_calls import SaveCalls
+from cpr_ext.checkpointer.session import Session
 from cpr_ext.saving.background_capture import BackgroundCapture
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.tracking.gradient_rows import GradientRows
@@ -227,7 +227,7 @@ MUTANTS = {
     "versions are not compared before a step": (TableVersions, "are_same", lambda versions: True),
     "rows changed outside are not dirty": (OutsideChanges, "settle", nothing),
     "a step never begins": (TableWatch, "begin_step", nothing),
-    "no moment is in the middle of a step": (SaveCalls, "_is_past_step", False),
+    "no moment is in the middle of a step": (Session, "_is_past_step", False),
     "rows are not compared": (SavedHashes, "advance", lambda hashes, max_bytes: ([], True)),
     "rows that change are not compared before": (SavedHashes, "check_changing", lambda *_: []),
     "capture goes on while rows change": (BackgroundCapture, "pause", nothing),

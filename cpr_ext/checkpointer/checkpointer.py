@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.options import (
     CheckpointerOptions,
     StagingOptions,
@@ -21,14 +20,12 @@ from cpr_ext.checkpointer.options import (
 )
 from cpr_ext.checkpointer.parts import (
     Trained,
-    build_parts,
     choose_tables,
     refuse_several_processes,
     refuse_sharded_models,
 )
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
-from cpr_ext.checkpointer.rewinding import Rewinding
-from cpr_ext.checkpointer.save_calls import SaveCalls
+from cpr_ext.checkpointer.session import Session
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
@@ -129,19 +126,16 @@ class Checkpointer:
         self.declared = as_declared(state)
         refuse_saved_twice(self.declared.objects, model, self.optimizers)
         trained = Trained(model, self.optimizers, self.tables, settings, self.declared)
-        parts = build_parts(trained, directory)
-        self.store = parts.store
-        self._parts = parts
-        self._account = parts.account
-        self._recorder = parts.recorder
-        self._saver = parts.saver
-        self._trackers = parts.trackers
-        self._watch = parts.watch
-        self._guard = CallGuard(parts.store, parts.watch, parts.devices)
-        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard, settings)
-        self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
-        #: For rows that are rebuilt from peers' memory.
-        self.rewinding = Rewinding(parts, self._guard, self.tables)
+        #: What it is made of; workers of a job reach further than others.
+        self.session = Session(trained, directory)
+        self.store = self.session.store
+        self._account = self.session.account
+        self._recorder = self.session.recorder
+        self._saver = self.session.saver
+        self._trackers = self.session.trackers
+        self._watch = self.session.watch
+        self._guard = self.session.guard
+        self._recovery = RecoveryCalls(self.session, self.num_shards)
         self._termination.listen()
         leave_to_parent_when_forked(self)
 
@@ -197,7 +191,7 @@ class Checkpointer:
         self._guard.require_savable()
         require_sound(self.step_count + 1, self.num_samples + num_samples)
         with self._guard.in_call("step()"):
-            begun = self._saving.step(num_samples, started)
+            begun = self.session.step(num_samples, started)
         if self._termination.is_wanted:
             self._save_and_end()
         return begun
@@ -217,7 +211,7 @@ class Checkpointer:
         require_one_of("kind", kind, ("partial", "base"))
         self._guard.require_recovered()
         self._guard.require_savable()
-        return self._saving.save(kind)
+        return self.session.save(kind)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the current snapshot is durable; return False if the time ran out first.
@@ -227,7 +221,7 @@ class Checkpointer:
             UsageError: it is called in the middle of a step, and rows remain to be captured.
         """
         self._guard.require_open()
-        return self._saving.wait(timeout_seconds)
+        return self.session.wait(timeout_seconds)
 
     def recover(
         self,
@@ -297,7 +291,7 @@ class Checkpointer:
                 up_to_step=up_to_step,
                 at_step=at_step,
             )
-        self._saving.note_recovered(whole=shards is None)
+        self.session.note_recovered(whole=shards is None)
         return report
 
     def adopt(self, *, step: int, num_samples: int = 0) -> None:
@@ -317,7 +311,7 @@ class Checkpointer:
         num_samples = as_whole_number("num_samples", num_samples, 0)
         require_sound(step, num_samples)
         self._recovery.adopt(step, num_samples)
-        self._saving.note_recovered(whole=True)
+        self.session.note_recovered(whole=True)
 
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.
@@ -330,7 +324,7 @@ class Checkpointer:
                 ``state`` yet, so that is passed on instead of the caller's.
         """
         self._guard.require_open()
-        return self._parts.dense.capture_shared(recovered)
+        return self.session.dense.capture_shared(recovered)
 
     def load_replicated_state(
         self, part: DensePart, *, generators: bool, buffers: bool = True, samples_lost: int = 0
@@ -375,7 +369,7 @@ class Checkpointer:
             UsageError: it is called in the middle of a step.
         """
         self._guard.require_recovered()
-        self._saving.record_changes()
+        self.session.record_changes()
 
     def check(self) -> dict[str, int]:
         """Compare all rows that count as unchanged with hashes of their saved values, now.
@@ -392,7 +386,7 @@ class Checkpointer:
             UsageError: it is called in the middle of a step.
         """
         self._guard.require_recovered()
-        return self._saving.check()
+        return self.session.check()
 
     @contextmanager
     def writing_rows(self, table: str, row_ids: torch.Tensor) -> Iterator[None]:
@@ -447,12 +441,12 @@ class Checkpointer:
         self._guard.require_idle("close()")
         try:
             with self._guard.in_call("close()"):
-                self._saving.finish(save=save)
+                self.session.finish(save=save)
         finally:
             release_kept()
-            self._saving.release()
+            self.session.release()
             self._termination.close()
-        self._saving.raise_unreported()
+        self.session.raise_unreported()
 
     def __repr__(self) -> str:
         tables = sum(table.num_embeddings for table in self.tables)
@@ -484,7 +478,7 @@ class Checkpointer:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
             self._termination.close()
-            self._saving.abort(is_reported=exc_value is not None)
+            self.session.abort(is_reported=exc_value is not None)
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""
@@ -500,4 +494,4 @@ class Checkpointer:
         raise SystemExit(EXIT_CODE)
 
     def _release(self) -> None:
-        self._saving.release()
+        self.session.release()

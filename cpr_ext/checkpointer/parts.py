@@ -1,35 +1,26 @@
-"""Builds what a ``Checkpointer`` is made of."""
+"""What a session is built of."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer.dense_capture import DenseCapture
 from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.run_state import CostMeter, RunState
-from cpr_ext.recovery.recoverer import Recoverer
 from cpr_ext.runtime.cuda import device_of, devices_of, make_stagers, use_training_streams
-from cpr_ext.saving.amount import CaptureAmount
-from cpr_ext.saving.background_capture import BackgroundCapture
-from cpr_ext.saving.claims import Claims
-from cpr_ext.saving.outcomes import Outcomes
 from cpr_ext.saving.priorities import make_tracker
-from cpr_ext.saving.rebase_policy import RebasePolicy
 from cpr_ext.saving.saved_hashes import SavedHashes
-from cpr_ext.saving.saver import Saver, SavingOptions, SavingParts
+from cpr_ext.saving.saver import SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
-from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import (
     Table,
@@ -38,13 +29,12 @@ from cpr_ext.state.table import (
     refuse_cached_rows,
     register_tables,
 )
-from cpr_ext.storage.commit_thread import CommitThread
-from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.trackers import Tracker, native_trackers
+from cpr_ext.tracking.trackers import native_trackers
 
 # Of torch.distributed; classes that `fully_shard` makes derive from FSDPModule.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
@@ -72,31 +62,6 @@ def refuse_several_processes() -> None:
             "out. A cpr_ext.distributed.Worker does it by itself; without one, have your script "
             "end all of them after the same step: close() saves all rows"
         )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a ``Checkpointer`` is made of.
-
-    Attributes:
-        devices: GPUs that have tables.
-        stagers: their staging buffers, which live as long as this.
-        trackers: by table name.
-    """
-
-    devices: Sequence[int]
-    stagers: Sequence[native.DeviceStager]
-    trackers: dict[str, Tracker]
-    account: RunState
-    store: Store
-    recorder: LookupRecorder
-    watch: TableWatch
-    recoverer: Recoverer
-    rebase: RebasePolicy
-    dense: DenseCapture
-    saver: Saver
-    inventory: Inventory
-    keys: KeyWatch
 
 
 @dataclass(frozen=True)
@@ -132,7 +97,7 @@ def choose_tables(
     return chosen
 
 
-class _Tracking:
+class Tracking:
     """What sees the changes of tables."""
 
     def __init__(self, trained: Trained, threads: native.ThreadPool) -> None:
@@ -142,11 +107,13 @@ class _Tracking:
             table.name: make_tracker(settings.priority, table, table.name in self.prioritized)
             for table in tables
         }
-        self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
-        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.watch.note_lookups)
+        self.events = TableEvents()
+        self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads, self.events)
+        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.events)
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
-        self.inventory = Inventory(*(trained.model, trained.optimizers, tables, trained.declared))
-        self.watch.stranger_stepped = self.inventory.note_stranger
+        self.inventory = Inventory(
+            *(trained.model, trained.optimizers, tables, trained.declared), self.events
+        )
         self.hashes = SavedHashes(tables, self.trackers, threads)
 
     def make_memory(self) -> None:
@@ -162,7 +129,7 @@ class _Tracking:
         self.watch.attach()
 
 
-class _Staging:
+class Staging:
     """What copies rows on their way to files."""
 
     def __init__(self, trained: Trained) -> None:
@@ -181,75 +148,8 @@ class _Staging:
         )
 
 
-def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
-    """Build all parts, open the store, and attach the hooks.
-
-    Raises:
-        UsageError: the tables do not fit the settings.
-        StoreError: the directory is not a store, holds another model, or is in use.
-        StorageError: the directory cannot be made, read or written.
-    """
-    settings, tables = trained.settings, trained.tables
-    model, optimizers, declared = trained.model, trained.optimizers, trained.declared
-    staging = _Staging(trained)
-    tracking = _Tracking(trained, staging.threads)
-    account = _run_state(trained, tracking)
-    origin = None
-    if settings.store.remote is not None:
-        origin = settings.store.remote.open(Path(directory).absolute())
-    store = Store(
-        directory,
-        tables=tables,
-        retention=settings.store.retention,
-        origin=origin,
-    )
-    recoverer = Recoverer(
-        *(model, optimizers, tables, store, settings.num_shards),
-        *(tracking.trackers, tracking.recorder, tracking.keys, staging.threads),
-        # Files that were made just now are in the page cache.
-        direct_io=settings.staging.direct_io and not (origin is not None and origin.read_from),
-        declared=declared,
-    )
-    dense = DenseCapture(
-        *(model, optimizers, tables, tracking.trackers, tracking.watch, account, declared),
-        refuses_nan=settings.store.refuses_nan,
-    )
-    rebase = RebasePolicy(store, tables, settings.store.rebase_after)
-    committer = CommitThread()
-    selector = _selector(trained, tracking, staging)
-    context = SnapshotContext(store, selector, staging.pipeline, tracking.hashes)
-    overlap = None
-    if BackgroundCapture.is_wanted(tables):
-        overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.hashes)
-    options = _saving_options(trained)
-    claims = Claims(
-        *(tables, store, account, committer, tracking.watch, tracking.hashes),
-        has_windows=overlap is not None,
-    )
-    outcomes = Outcomes(store, account, rebase, committer, staging.devices)
-    known = (tracking.watch, tracking.inventory, tracking.keys)
-    amount = CaptureAmount(
-        *(tables, settings.priority, tracking.prioritized),
-        lambda: tracking.recorder.num_lookups + tracking.watch.rows.num_updates,
-        staging.pipeline.slot_bytes * settings.staging.num_slots,
-        overlaps=overlap is not None,
-    )
-    parts = SavingParts(
-        *(context, account, rebase, committer, *known, claims, outcomes, amount),
-        *(overlap, dense.capture),
-    )
-    saver = Saver(parts, options)
-    if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
-        tracking.make_memory()
-    tracking.attach()  # last: what fails above leaves the model as it was
-    return Parts(
-        *(staging.devices, staging.stagers, tracking.trackers, account, store, tracking.recorder),
-        *(tracking.watch, recoverer, rebase, dense, saver),
-        *(tracking.inventory, tracking.keys),
-    )
-
-
-def _run_state(trained: Trained, tracking: _Tracking) -> RunState:
+def make_account(trained: Trained, tracking: Tracking) -> RunState:
+    """Return what counts a run."""
     settings = trained.settings
     meter = CostMeter(
         *(trained.tables, tracking.prioritized, settings.priority.fraction),
@@ -258,7 +158,8 @@ def _run_state(trained: Trained, tracking: _Tracking) -> RunState:
     return RunState(meter, settings.schedule, settings.num_shards)
 
 
-def _selector(trained: Trained, tracking: _Tracking, staging: _Staging) -> Selector:
+def make_selector(trained: Trained, tracking: Tracking, staging: Staging) -> Selector:
+    """Return what chooses rows."""
     settings = trained.settings
     return Selector(
         *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
@@ -269,7 +170,8 @@ def _selector(trained: Trained, tracking: _Tracking, staging: _Staging) -> Selec
     )
 
 
-def _saving_options(trained: Trained) -> SavingOptions:
+def saving_options(trained: Trained) -> SavingOptions:
+    """Return how snapshots are taken."""
     settings, tables = trained.settings, trained.tables
     # Their keys and rows must be of one step, between two steps.
     is_keyed = any(table.slots is not None for table in tables)

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer.call_guard import CallGuard
-from cpr_ext.checkpointer.parts import Parts
+from cpr_ext.checkpointer.session import Session
 from cpr_ext.errors import CprError, DamageError, UntrackedChangeWarning, UsageError
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode, settle_slots
 from cpr_ext.recovery.report import Findings, RecoveryReport, StateSource, age_of
@@ -93,18 +92,18 @@ StorePaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class RecoveryCalls:
     """Checks a call of ``recover()``, makes it, and accounts for it."""
 
-    def __init__(self, parts: Parts, guard: CallGuard, num_shards: int) -> None:
-        self._account = parts.account
-        self._rebase = parts.rebase
-        self._dense = parts.dense
-        self._healing = Healing(parts.store)
-        self._recorder = parts.recorder
-        self._recoverer = parts.recoverer
-        self._saver = parts.saver
-        self._store = parts.store
-        self._watch = parts.watch
-        self._inventory = parts.inventory
-        self._guard = guard
+    def __init__(self, session: Session, num_shards: int) -> None:
+        self._account = session.account
+        self._rebase = session.rebase
+        self._dense = session.dense
+        self._healing = Healing(session.store)
+        self._recorder = session.recorder
+        self._recoverer = session.recoverer
+        self._saver = session.saver
+        self._store = session.store
+        self._watch = session.watch
+        self._inventory = session.inventory
+        self._guard = session.guard
         self._num_shards = num_shards
         self._has_recovered = False  # all of the state
 

@@ -23,7 +23,7 @@ from cpr_ext.state.dense_state import DensePart
 _NOT_REPLICATED = (
     "{names} of this process was not the same as that of rank {source} at the same step, and is "
     "replaced by it. If each process has its own, such as a reader of its own files, say so: "
-    "state={'reader': cpr_ext.PerRank(reader)}"
+    "state={{'reader': cpr_ext.PerRank(reader)}}"
 )
 Recover = Callable[..., RecoveryReport]
 _Result = TypeVar("_Result")

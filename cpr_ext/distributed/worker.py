@@ -485,7 +485,7 @@ class Worker:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
             warn_of_too_few_points(self._recovery, job.checkpointer.store.retention)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
-            job.checkpointer.rewinding.keep_unsaved_buffers()
+            job.checkpointer.session.keep_unsaved_buffers()
             if self._parity is not None:
                 self._parity.attach(job.checkpointer)
         except UsageError:

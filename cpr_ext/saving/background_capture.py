@@ -27,7 +27,7 @@ from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 
 # Smaller tables are captured faster than a thread is woken for them.
@@ -111,20 +111,19 @@ class BackgroundCapture:
 
     Args:
         watch: sees what changes the tables, and when.
-        recorder: uses the trackers, which a snapshot does too while its rows are captured.
         hashes: compares rows that were captured in a window.
+        events: report before tables change and before trackers are used, as snapshots use both.
     """
 
     def __init__(
         self,
         tables: Sequence[Table],
         watch: TableWatch,
-        recorder: LookupRecorder,
         hashes: SavedHashes,
+        events: TableEvents,
     ) -> None:
         self._tables = tables
         self._watch = watch
-        self._recorder = recorder
         self._thread = CaptureThread()
         weakref.finalize(self, self._thread.end).atexit = False
         self._snapshot: Snapshot | None = None
@@ -132,9 +131,9 @@ class BackgroundCapture:
         self._hashes = hashes
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
-        recorder.before_flush = self.pause
-        watch.before_change = self.pause
-        watch.changes.changed_outside = self._give_up
+        self._events = events
+        events.before_use.append(self.pause)
+        events.changed_outside.append(self._give_up)
 
     @staticmethod
     def obstacle(tables: Sequence[Table]) -> str | None:
@@ -220,6 +219,5 @@ class BackgroundCapture:
     def detach(self) -> None:
         """Take the hooks away; in a forked child that is all there is to do."""
         self._snapshot = None
-        self._recorder.before_flush = None
-        self._watch.before_change = None
-        self._watch.changes.changed_outside = None
+        self._events.before_use.leave(self.pause)
+        self._events.changed_outside.leave(self._give_up)

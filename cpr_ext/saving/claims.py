@@ -29,6 +29,7 @@ from cpr_ext.state.table import Table
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.row_ranges import RowSpans
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
@@ -65,6 +66,7 @@ class Claims:
 
     Args:
         watch: gets what changed although nothing saw it.
+        events: report which rows are about to change, while a check is made.
         has_windows: :meth:`run` is called while training only reads the tables.
 
     Attributes:
@@ -79,6 +81,7 @@ class Claims:
         committer: CommitThread,
         watch: TableWatch,
         hashes: SavedHashes,
+        events: TableEvents,
         *,
         has_windows: bool = False,
     ) -> None:
@@ -88,6 +91,7 @@ class Claims:
         self._account = account
         self._committer = committer
         self._watch = watch
+        self._events = events
         self._checked: Snapshot | None = None  # whose check is being made
         self._is_comparing = False  # its pass has begun
         self._early: list[ChangedRow] = []  # rows that differed when they were about to change
@@ -160,7 +164,7 @@ class Claims:
             self._check_began, self._check_seconds = self._last_slice, 0.0
             self._has_checked = True
             if snapshot.is_candidate:
-                self._watch.compare_first = self._compare_changing
+                self._events.rows_change.append(self._compare_changing)
             self.note_step()
         elif snapshot.is_candidate:
             snapshot.is_candidate = False
@@ -322,7 +326,7 @@ class Claims:
         self.hashes.end_pass()
         self._checked, self._is_comparing, self._early = None, False, []
         self._outcome = None
-        self._watch.compare_first = None
+        self._events.rows_change.leave(self._compare_changing)
 
     def record(self, snapshot: Snapshot) -> None:
         """Have the store record a claim that was granted after its commit; waits for nothing."""

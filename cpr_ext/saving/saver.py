@@ -23,6 +23,7 @@ from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.key_watch import KeyWatch
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
@@ -66,6 +67,7 @@ class SavingParts:
         keys: knows which slots of keyed tables have another key than the newest snapshot.
         overlap: captures while training reads the tables; None: between steps only.
         capture_dense: copies everything that is not a row.
+        events: say whether a snapshot may begin.
     """
 
     context: SnapshotContext
@@ -80,6 +82,7 @@ class SavingParts:
     amount: CaptureAmount
     overlap: BackgroundCapture | None
     capture_dense: CaptureDense
+    events: TableEvents
 
 
 class Saver:
@@ -87,7 +90,6 @@ class Saver:
 
     Attributes:
         in_flight: the snapshot in progress, if any.
-        may_begin: asked before a snapshot begins; called with True, it returns when one may.
         due: when the next one is due.
         claims: what the snapshots claim.
         outcomes: what became of them.
@@ -95,7 +97,6 @@ class Saver:
 
     def __init__(self, parts: SavingParts, options: SavingOptions) -> None:
         self.in_flight: Snapshot | None = None
-        self.may_begin: Callable[[bool], bool] = lambda waits: True
         self.due = DueSnapshots(parts.account)
         self.claims = parts.claims
         self.outcomes = parts.outcomes
@@ -144,6 +145,10 @@ class Saver:
         if is_point and is_large and self._parts.rebase.has_base:
             kind = "partial"  # of this step; the base comes next
         return self.begin(kind, is_point=is_point, is_round=is_round)
+
+    def may_begin(self, waits: bool) -> bool:
+        """Return whether a snapshot may begin now; ``waits``: once one may."""
+        return all(ask(waits) for ask in self._parts.events.may_begin)
 
     def _is_round_wanted(self, waits: bool) -> bool:
         """Return whether to capture what is dirty; if points are given, to leave a small rest."""

@@ -138,14 +138,14 @@ def as_declared(state: Any) -> Declared:
 
 
 def joined_state(given: Any, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's ``state=`` with what an integration adds to it.
+    """Return the user's ``state=`` with what an integration adds to it, but for None.
 
     Raises:
         UsageError: the user's is no mapping, or has a name that the integration needs.
     """
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"state is a {type(given).__name__}; needed: names, such as {_EXAMPLE}")
-    given = dict(given or {})
+    given, more = dict(given or {}), {n: each for n, each in more.items() if each is not None}
     if twice := given.keys() & more.keys():
         raise UsageError(f"state= has {sorted(twice)}, which is saved anyway; choose another name")
     return {**given, **more}

@@ -19,6 +19,7 @@ from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.state.grown_buffers import buffer_forms
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, owners_by_parameter
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 
 _NOT_SAVED = (
@@ -53,11 +54,13 @@ class Inventory:
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
         declared: Declared,
+        events: TableEvents,
     ) -> None:
+        events.stranger_stepped.append(self.note_stranger)
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
-        self._stateful = [*declared.objects.values()]
+        self._objects = [*declared.objects.values()]
         self._modules = {id(module) for module in model.modules()}
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._reported: set[str] = set()
@@ -121,7 +124,7 @@ class Inventory:
         yield from self._of_other_names(values.keys())
         yield from self._of_strangers(saved)
         for optimizer in self._optimizers:
-            if not any(optimizer is item for item in self._stateful):
+            if not any(optimizer is item for item in self._objects):
                 yield from _of_optimizer(optimizer, saved)
 
     def _of_other_names(self, now: Set[str]) -> Iterator[_Unaccounted]:
@@ -141,7 +144,7 @@ class Inventory:
         own = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         fused = {id(table.weight) for table in self._tables if table.lookups is not None}
         for optimizer in list(self._strangers):
-            if any(optimizer is item for item in self._stateful):
+            if any(optimizer is item for item in self._objects):
                 continue
             of_model = [
                 parameter

@@ -5,7 +5,7 @@ Of all other tables the gradients say which rows change, see :mod:`cpr_ext.track
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from cpr_ext.runtime.cuda import (
     use_training_streams,
 )
 from cpr_ext.state.table import ChangeSource, Table
-from cpr_ext.tracking.gradient_rows import RowsChange
+from cpr_ext.tracking.table_events import TableEvents
 
 # A long run of forward passes without a step must not keep all its indices alive.
 _MAX_PENDING_LOOKUPS = 1 << 24
@@ -32,11 +32,11 @@ class LookupRecorder:
 
     Args:
         counter: of the tables' rows.
-        before_change: called with what a source reports, before these rows change.
+        events: receive what a source reports, before these rows change.
     """
 
     def __init__(
-        self, tables: Sequence[Table], counter: native.RowCounter, before_change: RowsChange
+        self, tables: Sequence[Table], counter: native.RowCounter, events: TableEvents
     ) -> None:
         self._tables = tables
         self._counter = counter
@@ -49,9 +49,7 @@ class LookupRecorder:
         self._from_source = False
         self._handles: list[Any] = []
         self._is_noting = False
-        self._before_change = before_change
-        #: Called before lookups are counted; no one else uses the trackers once it returns.
-        self.before_flush: Callable[[], None] | None = None
+        self._events = events
 
     def attach(self) -> None:
         """Listen to the sources of the tables."""
@@ -121,7 +119,7 @@ class LookupRecorder:
         if self._is_noting:
             index = self._index[table.name]
             self._from_source = True
-            self._before_change([table], [indices])
+            self._events.rows_change([table], [indices])
             self._note(index, indices)
 
     def _note(self, index: int, indices: torch.Tensor) -> None:
@@ -139,8 +137,7 @@ class LookupRecorder:
     def _count(self, lookups: Sequence[tuple[int, torch.Tensor]]) -> None:
         if not lookups:
             return
-        if self.before_flush is not None:
-            self.before_flush()
+        self._events.before_use()
         # Those that are current now: a step() may have been on another stream, or not yet.
         use_training_streams(self._devices)
         with kept_for_stream([indices for _, indices in lookups], self._devices):

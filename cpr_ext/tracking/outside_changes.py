@@ -9,9 +9,9 @@ import torch
 
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.state.table import Table, may_move_rows
-from cpr_ext.tracking.change_listener import ChangeListener
 from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.row_ranges import RowSpans, complement, overlap
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED
 
@@ -27,8 +27,6 @@ class OutsideChanges:
 
     Attributes:
         versions: finds such tables.
-        changed_outside: called with a table that something else than its optimizer has changed.
-        listener: hears of all changes, whether or not a snapshot is being taken.
         foreign_step: what is wrong, if an optimizer that nobody gave updates tables.
     """
 
@@ -37,10 +35,10 @@ class OutsideChanges:
         tables: Sequence[Table],
         by_weight: Mapping[int, int],
         rows: GradientRows,
+        events: TableEvents,
     ) -> None:
         self.versions = TableVersions(tables)
-        self.changed_outside: Callable[[Table], None] | None = None
-        self.listener: ChangeListener | None = None
+        self._events = events
         self.foreign_step: str | None = None
         self._tables = tables
         self._by_weight = by_weight
@@ -93,10 +91,9 @@ class OutsideChanges:
             if index in self._expected:
                 continue
             self._changed[index] = [(0, table.num_embeddings)]
-            if self.changed_outside is not None:
-                self.changed_outside(table)
-            if self.listener is not None:
-                self.listener.changed_outside(table)
+            self._events.changed_outside(table)
+            for listener in self._events.listeners:
+                listener.changed_outside(table)
             if (message, index) not in self._reported:
                 self._reported.add((message, index))
                 text = message.format(name=table.name, what=what)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cpr_ext.errors import UntrackedChangeWarning
+from cpr_ext.tracking.table_events import TableEvents
 
 
 class ScheduleOrder:
@@ -18,18 +19,16 @@ class ScheduleOrder:
     is found only if it steps late in the second step and in the third.
 
     Args:
+        events: report when an optimizer begins to step.
         objects: objects whose states are saved; schedulers count in ``last_epoch``.
     """
 
-    def __init__(self, objects: Iterable[object]) -> None:
+    def __init__(self, events: TableEvents, objects: Iterable[object]) -> None:
         found = [getattr(item, "scheduler", item) for item in objects]  # Accelerate wraps them
         self._all = [each for each in found if isinstance(getattr(each, "last_epoch", None), int)]
+        if self._all:
+            events.first_stepped.append(self.note_optimizer)
         self.restart(is_resumed=False)
-
-    @property
-    def has_schedulers(self) -> bool:
-        """Whether there is anything to find."""
-        return bool(self._all)
 
     def restart(self, *, is_resumed: bool) -> None:
         """Begin again, after the construction or a recovery."""
@@ -71,7 +70,7 @@ class ScheduleOrder:
                 "ckpt.step() last; a scheduler that steps once an epoch steps before the "
                 "ckpt.step() of its last batch",
                 UntrackedChangeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self._late.clear()
         self.note_captured()

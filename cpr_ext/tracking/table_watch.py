@@ -23,9 +23,10 @@ from cpr_ext.runtime.cuda import (
     use_training_streams,
 )
 from cpr_ext.state.table import AssignmentSource, Table
-from cpr_ext.tracking.gradient_rows import GradientRows, RowsChange
+from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
+from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 from cpr_ext.tracking.watch_messages import STRANGER
 
@@ -64,6 +65,7 @@ class TableWatch:
     Args:
         trackers: by table name; the rows of gradients are counted in them.
         pool: native threads that look for the rows of dense gradients.
+        events: receive all that is seen.
 
     Attributes:
         changes: outside of optimizers' steps.
@@ -71,13 +73,6 @@ class TableWatch:
         held: how long the hooks blocked training.
         has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
             that the Checkpointer knows.
-        before_change: called on the training thread before rows change and before trackers are
-            used; no other thread uses either once it returns.
-        compare_first: called then with the rows that are about to change, to compare them with what
-            was saved. None costs less.
-        first_stepped: called before the first step of an optimizer since :meth:`begin_step`.
-        stranger_stepped: called with an optimizer that was not given before it steps; it may be
-            inside of one that was.
     """
 
     def __init__(
@@ -86,17 +81,15 @@ class TableWatch:
         optimizers: Sequence[torch.optim.Optimizer],
         trackers: Mapping[str, Tracker],
         pool: native.ThreadPool | None,
+        events: TableEvents,
     ) -> None:
         self.has_stepped = False
-        self.before_change: Callable[[], None] | None = None
-        self.compare_first: RowsChange | None = None
-        self.first_stepped: Callable[[], None] | None = None
-        self.stranger_stepped: Callable[[torch.optim.Optimizer], None] | None = None
+        self._events = events
         self._tables = tables
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
         each = [native_trackers(trackers[table.name]) for table in tables]
         self.rows = GradientRows(tables, each, pool)
-        self.changes = OutsideChanges(tables, self._by_weight, self.rows)
+        self.changes = OutsideChanges(tables, self._by_weight, self.rows, events)
         self.held = HeldTime()
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[int, int]] = {}  # numbers: before and after, by optimizer
@@ -160,15 +153,10 @@ class TableWatch:
 
     def accept_changes(self) -> None:
         """Do the same as :meth:`check` for reported changes: rows count, without a warning."""
-        if self.changes.listener is not None:
+        for listener in self._events.listeners:
             for index in self.changes.versions.differences():
-                self.changes.listener.changed_outside(self._tables[index])
+                listener.changed_outside(self._tables[index])
         self.changes.accept_loss(lambda table: [])
-
-    def note_lookups(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
-        """Note rows that a fused kernel is about to change, some perhaps repeated."""
-        if self.compare_first is not None:
-            self.compare_first(tables, row_ids)
 
     def count_rows(self, table: Table, row_ids: torch.Tensor) -> None:
         """Count rows (n,) of a table as changed, once each."""
@@ -178,15 +166,13 @@ class TableWatch:
     def writing_rows(self, table: Table, row_ids: torch.Tensor) -> Iterator[None]:
         """Expect that the block writes these rows (n,), and no others of the table."""
         use_training_streams(self._devices)
-        if self.before_change is not None:
-            self.before_change()
+        self._events.before_use()
         index = self._by_weight[id(table.weight)]
         if not self._running:
             self.changes.note(self.changes.versions.differences([index]))
-        if self.compare_first is not None:
-            self.compare_first([table], [row_ids])
-        if self.changes.listener is not None:
-            self.changes.listener.before_write(table, row_ids)
+        self._events.rows_change([table], [row_ids])
+        for listener in self._events.listeners:
+            listener.before_write(table, row_ids)
         try:
             yield
         finally:
@@ -194,11 +180,10 @@ class TableWatch:
             self.changes.versions.accept_assigned(index)
 
     def _rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
-        if self.compare_first is not None:
-            self.compare_first(tables, row_ids)
-        if self.changes.listener is not None:
+        self._events.rows_change(tables, row_ids)
+        for listener in self._events.listeners:
             for table, ids in zip(tables, row_ids, strict=True):
-                self.changes.listener.before_change(table, ids)
+                listener.before_change(table, ids)
 
     def _owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """Positions of the tables that an optimizer has."""
@@ -224,8 +209,7 @@ class TableWatch:
         place_hook(optimizer._optimizer_step_post_hooks, own[1], last=False)
 
     def _note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.stranger_stepped is not None:
-            self.stranger_stepped(optimizer)
+        self._events.stranger_stepped(optimizer)
         owned = self._owned(optimizer)
         if not owned or self._running:
             return
@@ -234,12 +218,11 @@ class TableWatch:
         self.changes.foreign_step = STRANGER.format(kind=type(optimizer).__name__, name=name)
         self._foreign_tables = set(owned)
         self.has_stepped = True
-        if self.before_change is not None:
-            self.before_change()
+        self._events.before_use()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        if not self.has_stepped and self.first_stepped is not None:
-            self.first_stepped()
+        if not self.has_stepped:
+            self._events.first_stepped()
         self.has_stepped = True
         owned = self._owned(optimizer)
         if not owned:
@@ -261,8 +244,7 @@ class TableWatch:
 
     def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> _Step:
         use_training_streams(self._devices)
-        if self.before_change is not None:
-            self.before_change()
+        self._events.before_use()
         if self._running and any(step.optimizer is optimizer for step in self._running):
             self._running.clear()  # its last step ended by an exception
         if self._running:  # this step is part of another one, or that ended by an exception
@@ -273,7 +255,7 @@ class TableWatch:
         return self._running[-1]
 
     def _count_gradients(self, owned: list[int]) -> Sequence[int]:
-        is_heard = self.compare_first is not None or self.changes.listener is not None
+        is_heard = self._events.rows_change or self._events.listeners
         return self.rows.count(owned, self._rows_change if is_heard else None)
 
     def _noting(

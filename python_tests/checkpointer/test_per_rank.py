@@ -68,7 +68,7 @@ def test_a_survivor_keeps_its_own_state_and_takes_the_rest(pair):
 
 
 def test_what_is_rebuilt_from_peers_has_its_own_state(pair):
-    part, declared = pair[1].ckpt.rewinding.whole_part(), pair[1].ckpt.declared
+    part, declared = pair[1].ckpt.session.whole_part(), pair[1].ckpt.declared
     own = own_part(part, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
     assert [*own.tree()["state"]] == ["reader"]
     pair[1].reader.offset, pair[1].scheduler.offset = -1, -1

@@ -319,7 +319,7 @@ class History:
         copy = run.checkpointer.store.origin
         assert copy is not None
         # The state of the newest commit is submitted after whoever waits for it is woken.
-        run.checkpointer._parts.saver._parts.committer.call(lambda: None).result(30)
+        run.checkpointer._saver._parts.committer.call(lambda: None).result(30)
         if not copy.wait(30):
             self.faults.append(f"the copy ended: {copy.status()}")
         copy.close(30)

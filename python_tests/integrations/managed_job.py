@@ -180,12 +180,12 @@ class ManagedJob:
     """Trains; remembers the rows of each id, read from TorchRec's own buffers."""
 
     def __init__(
-        self, store, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
+        self, directory, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
     ):
         self.model, self.optimizer = sharded(policy, fused, seed, pooled=pooled)
         given = {"save_at_close": False, "make": make_checkpointer, **options}
         given.setdefault("schedule", cpr_ext.EverySteps(5, when_busy="wait"))
-        self.ckpt = open_checkpointer(self.model, self.optimizer, store, **given)
+        self.ckpt = open_checkpointer(self.model, self.optimizer, directory, **given)
         self.history, self.keys_at, self.num_reused = {}, {}, 0
 
     def modules(self):

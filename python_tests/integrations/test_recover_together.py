@@ -121,7 +121,7 @@ def test_samples_that_a_rank_lacks_are_told(nursery, tmp_path):
     assert job.told()[0][3] is None  # rows that changed in the three steps are older now
 
 
-def test_extra_state_is_what_the_furthest_rank_saved(nursery, tmp_path):
+def test_a_value_is_that_of_the_furthest_rank(nursery, tmp_path):
     """Not what that rank's function returns after its restart."""
     job = Restarts(nursery, tmp_path, function="run_plain")
     assert job.live((2, False), (5, False)) == [0, 0]

@@ -53,12 +53,12 @@ def calls_of(run):
 @pytest.mark.filterwarnings("ignore")
 def test_a_worker_saves_it_and_gives_it_back(tmp_path):
     run = start(tmp_path, persistent=False)
-    run[2].rewinding.keep_unsaved_buffers()
+    run[2].session.keep_unsaved_buffers()
     train(run, 3)
     assert run[2].save("base").is_complete
     run[2].close()
     again = start(tmp_path, persistent=False)
-    again[2].rewinding.keep_unsaved_buffers()
+    again[2].session.keep_unsaved_buffers()
     again[2].recover()
     (calls,) = calls_of(again).values()
     assert calls.tolist() == [3]

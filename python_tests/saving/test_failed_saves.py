@@ -104,7 +104,7 @@ def test_a_value_that_cannot_be_saved_fails_the_snapshot_not_the_training(run):
     def mend():
         states.clear()
 
-    run.checkpointer._parts.dense.values = lambda: dict(states)
+    run.checkpointer.session.dense.values = lambda: dict(states)
     states.clear()
     fail_and_go_on(
         run,
@@ -123,7 +123,7 @@ def test_an_error_in_the_callers_value_fails_the_snapshot_not_the_training(run):
             raise ZeroDivisionError("in the caller's code")
         return {}
 
-    run.checkpointer._parts.dense.values = extra
+    run.checkpointer.session.dense.values = extra
     fail_and_go_on(
         run, lambda: broken.append(1), broken.clear, ZeroDivisionError, "in the caller's code"
     )

@@ -8,6 +8,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import RowIndexError, UsageError
 from cpr_ext.state.table import Table, register_tables
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_events import TableEvents
 
 NUM_ROWS = 20
 
@@ -38,7 +39,7 @@ class Tracked:
         counter = native.RowCounter(
             [table.weight for table in self.tables], [[tracker] for tracker in self.trackers]
         )
-        self.recorder = LookupRecorder(self.tables, counter, lambda tables, row_ids: None)
+        self.recorder = LookupRecorder(self.tables, counter, TableEvents())
         self.recorder.attach()
 
     def report(self, *rows):

@@ -300,7 +300,7 @@ class OwnRows:
         self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
         self._copies: dict[int, DensePart] = {}  # of the dense state, by state
-        checkpointer.rewinding.listen_to_changes(self)
+        checkpointer.session.listen_to_changes(self)
 
     @property
     def part_words(self) -> list[int]:
@@ -374,7 +374,7 @@ class OwnRows:
                 of keys is wrong.
         """
         assert self.log is not None
-        self._checkpointer.rewinding.check_changes()
+        self._checkpointer.session.check_changes()
         self._require_known_arrays()
         self._keys.take(self._before_keys_change)
         with self._lock:
@@ -584,12 +584,12 @@ class OwnRows:
         return self._deltas[steps[0]]
 
     def _capture(self, values: dict[str, Any] | None = None) -> DensePart:
-        return self._checkpointer.rewinding.whole_part(values)
+        return self._checkpointer.session.whole_part(values)
 
     def _rewind(
         self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
     ) -> Any:
-        values = self._checkpointer.rewinding.rewind(part, restore_rows, own)
+        values = self._checkpointer.session.rewind(part, restore_rows, own)
         self._keys.give_back()
         return values
 

@@ -247,11 +247,7 @@ def _remedy_of_variable(how: str, owner: str) -> str:
         return f"give the Checkpointer this optimizer, too: Checkpointer(model, [..., {path}], ...)"
     if kind == "module":
         return (
-            f"give the Checkpointer one module that holds the model and {path}, such as "
-            "nn.ModuleDict; or name it in state="
+            f"give the Checkpointer one module that holds the model and {path}, or name it in state"
         )
     path = path.split("[")[0]
-    return (
-        f"pass state={{'{path}': lambda: {path}}} and take it back from report.state; or keep it "
-        "in an object with state_dict() and load_state_dict(), and name that in state="
-    )
+    return f"pass state={{'{path}': lambda: {path}}}, and take it back from report.state"

@@ -28,7 +28,6 @@ from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.checkpointer.options import StoreOptions
 from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.saving.priorities import AllRows
-from cpr_ext.state.precision import Precision
 from cpr_ext.wings.proving.fingerprint import Print, leaves, write_prints
 from cpr_ext.wings.proving.plan import LifeNotes, LifePlan
 from cpr_ext.wings.proving.state import known_objects, settings_of, state_of
@@ -92,11 +91,11 @@ class Life:
     def _made(
         self, original: Any, ckpt: Any, model: Any, optimizers: Any, directory: Any, **options: Any
     ) -> None:
-        store = options.get("store", StoreOptions())
+        plain, store = StoreOptions(), options.get("store", StoreOptions())
         given = {"priority": options.get("priority"), "precision": store.precision}
-        own = {name: repr(each) for name, each in given.items() if each not in (None, Precision())}
-        store = replace(store, precision=Precision(), remote=None)
-        changed = {"priority": AllRows(), "store": store}
+        own = {n: repr(each) for n, each in given.items() if each not in (None, plain.precision)}
+        exact = replace(store, precision=plain.precision, remote=None)
+        changed = {"priority": AllRows(), "store": exact}
         original(ckpt, model, optimizers, self.place(directory), **{**options, **changed})
         self._ckpt = ckpt
         tables = [module for table in ckpt.tables for module in table.modules]

@@ -21,8 +21,7 @@ def state_of(ckpt: Checkpointer, *, with_objects: bool) -> dict[str, Print]:
 
     Args:
         with_objects: of the user's objects, too. Right after a recovery some still have the state
-            to come: Lightning's loops take it when they begin. What a
-            callable returned is the user's to take back.
+            to come: Lightning's loops take it when they begin; values the user takes.
     """
     return dict(_state(ckpt, with_objects))
 

@@ -71,7 +71,7 @@ class Trainer:
         return words
 
     def dense(self):
-        part = self.checkpointer.rewinding.whole_part()
+        part = self.checkpointer.session.whole_part()
         return str(part.skeleton), {name: t.tolist() for name, t in part.tensors.items()}
 
 

@@ -83,7 +83,7 @@ def train_and_save(trained):
 
 def submitted(trained):
     """Wait until the copy has taken note of the newest commit, which it does after the waiters."""
-    trained.checkpointer._parts.saver._parts.committer.call(lambda: None).result(30)
+    trained.checkpointer._saver._parts.committer.call(lambda: None).result(30)
 
 
 def until(is_so):

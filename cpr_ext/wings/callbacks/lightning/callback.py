@@ -95,9 +95,8 @@ class CprCallback(Callback):  # type: ignore[misc]
 def _state_of(trainer: Any) -> dict[str, Any]:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     state = {f"trainer.scheduler.{number}": each for number, each in enumerate(schedulers)}
-    if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
-        state["trainer.scaler"] = scaler
-    return {"trainer.fit_loop": trainer.fit_loop, **state}
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return {"trainer.fit_loop": trainer.fit_loop, "trainer.scaler": scaler, **state}
 
 
 def _require_one_process(trainer: Any) -> None:

@@ -139,7 +139,7 @@ class CprTrainerCallback(TrainerCallback):  # type: ignore[misc]
         options = dict(self._options)
         scaler = getattr(trainer.accelerator, "scaler", None)
         more = {"trainer.progress": self._progress, "trainer.scaler": scaler}
-        state = joined_state(options.pop("state", None), {k: v for k, v in more.items() if v})
+        state = joined_state(options.pop("state", None), more)
         try:
             with Checkpointer(
                 trainer.model, trainer.optimizer, self._directory, state=state, **options

@@ -36,20 +36,12 @@ def test_inspect_shows_occupancy_and_evictions(job, tmp_path):
 
 def test_a_copy_in_object_storage_has_the_keys(tmp_path):
     address = f"file://{tmp_path}/copy"
-    job = KeyedJob(
-        tmp_path / "store",
-        store=StoreOptions(None, remote=RemoteOptions(address)),
-        scores=True,
-    )
+    copied = StoreOptions(None, remote=RemoteOptions(address))
+    job = KeyedJob(tmp_path / "store", store=copied, scores=True)
     job.train(37)
     job.end()
     shutil.rmtree(tmp_path / "store")
-    again = KeyedJob(
-        tmp_path / "store",
-        seed=1,
-        store=StoreOptions(remote=RemoteOptions(address)),
-        scores=True,
-    )
+    again = KeyedJob(tmp_path / "store", seed=1, store=copied, scores=True)
     again.ckpt.recover()
     again.ckpt.close()
     assert again.rows().keys() == job.keys_at[36]
