@@ -55,8 +55,7 @@ class Tables:
             path,
             schedule=EverySteps(1 << 40),
             num_shards=num_shards,
-            save_at_close=False,
-            remote=remote,
+            store=cpr_ext.StoreOptions(remote=remote),
         )
         self.checkpointer = self.checkpointer_at(store)
 
@@ -79,7 +78,7 @@ class Tables:
         assert not report.damaged_segments
 
     def close(self) -> None:
-        self.checkpointer.close()
+        self.checkpointer.close(save=False)
         shutil.rmtree(self.store)
 
 

@@ -30,11 +30,8 @@ EMULATION = (*RECOVERY, "lab")
 ROUNDED = ("csrc", "state", "storage")
 #: The folders that each result measures: csrc, and those of cpr_ext.
 MEASURES: dict[str, tuple[str, ...]] = {
-    "check_costs": SAVING,
     "emulation_abstract_movietweetings": EMULATION,
     "emulation_abstract_synthetic": EMULATION,
-    "emulation_measured_movietweetings": EMULATION,
-    "emulation_measured_movietweetings_busy": EMULATION,
     "emulation_production_synthetic": EMULATION,
     "gpu": SAVING,
     "host_loss": JOBS,
@@ -42,9 +39,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "parity_overhead": JOBS,
     "parity_reliability": ("policy",),
     "pause": SAVING,
-    "pause_precision": SAVING,
     "peers": SAVING,
-    "policy_accuracy": ("policy",),
     "rebuild_speed": JOBS,
     "recovery_time": JOBS,
     "recovery_time_tables": JOBS,
@@ -54,7 +49,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "torchrec_overhead": (*SAVING, "integrations"),
     "tracking_overhead": SAVING,
     "training_overhead": SAVING,
-    "training_overhead_precision": SAVING,
 }
 PAGE = ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- begin of figures: bench/figures.py -->", "<!-- end of figures -->"

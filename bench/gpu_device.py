@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from gpu_timeline import kernel_seconds_of, read_events
 
 DEVICE = "cuda"
+KERNEL = "kernel"  # a category of events
 Work = Callable[[], object]
 
 # While the device waits for so long, the host submits what is then measured without gaps.
@@ -117,3 +121,64 @@ def describe() -> dict[str, str]:
         "nvidia_smi": told,
         "torch_cuda": str(torch.version.cuda),
     }
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing done, in seconds from the beginning of the trace's clock."""
+
+    category: str
+    name: str
+    begin: float
+    end: float
+    stream: int | None
+
+
+def read_trace(trace: Path) -> dict[str, Any]:
+    """A trace as JSON; compressed if its name ends with .gz, as torch.profiler writes it then."""
+    with _opener(trace)(trace, "rt") as file:
+        content: dict[str, Any] = json.load(file)
+    return content
+
+
+def write_trace(trace: Path, content: dict[str, Any]) -> None:
+    """As :func:`read_trace` reads it."""
+    with _opener(trace)(trace, "wt") as file:
+        json.dump(content, file)
+
+
+def _opener(trace: Path) -> Any:
+    return gzip.open if trace.suffix == ".gz" else open
+
+
+def read_events(trace: Path) -> list[Event]:
+    """The events with a duration, in the order of their beginnings."""
+    found = [
+        Event(
+            str(event.get("cat", "")),
+            str(event.get("name", "")),
+            1e-6 * float(event["ts"]),
+            1e-6 * (float(event["ts"]) + float(event["dur"])),
+            _stream(event.get("args")),
+        )
+        for event in read_trace(trace)["traceEvents"]
+        if event.get("ph") == "X" and "dur" in event
+    ]
+    return sorted(found, key=lambda event: event.begin)
+
+
+def _stream(arguments: Any) -> int | None:
+    stream = arguments.get("stream") if isinstance(arguments, dict) else None
+    return int(stream) if isinstance(stream, int | str) and str(stream).isdigit() else None
+
+
+def kernel_seconds_of(events: Iterable[Event]) -> float:
+    """Time of all kernels.
+
+    Raises:
+        RuntimeError: there is none: the profiler does not see this device.
+    """
+    times = [event.end - event.begin for event in events if event.category == KERNEL]
+    if not times:
+        raise RuntimeError("the profiler saw no kernel; does it have CUPTI here?")
+    return sum(times)

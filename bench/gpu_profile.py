@@ -1,38 +1,32 @@
-"""A profile of one snapshot in training on a GPU, as a picture and as a trace.
+"""A profile of one snapshot in training on a GPU, as a trace.
 
-    python bench/gpu_profile.py [--tiny] [--trace FILE] [--picture FILE]
+    python bench/gpu_profile.py [--tiny] [--trace FILE]
 
 Trains a DLRM of eight tables of a million rows and takes a partial snapshot of 12.5 % of them under
-torch.profiler. Prints what the snapshot cost training's stream. The trace also opens in Perfetto or
-chrome://tracing.
+torch.profiler. Prints how long the snapshot took, and the longest gap in training's stream. The
+trace opens in Perfetto or chrome://tracing.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import gpu_device
 import torch
-from gpu_timeline import (
-    HOST,
-    draw,
-    longest_gap,
-    read_events,
-    read_trace,
-    seconds_by_stage,
-    timeline_of,
-    write_trace,
-)
+from gpu_device import KERNEL, read_events, read_trace, write_trace
 from pause import PRIORITY, fill_budget
 from results import parser_of
 from torch.profiler import ProfilerActivity, profile, record_function
 from training import Protected, Run
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = ROOT / "docs" / "images" / "gpu_timeline.png"
+HOST = "cpr_ext"  # the category of what the pipeline's threads do
 SIZES = (1_000_000,) * 8
 _MOST_STEPS = 200
 _CLOCK = "cpr_ext clock"
@@ -41,7 +35,6 @@ _CLOCK = "cpr_ext clock"
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--trace", type=Path, help="keep the trace here; compressed if .gz")
-    parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"no GPU to profile: PyTorch {torch.__version__} finds none", file=sys.stderr)
@@ -50,7 +43,7 @@ def main() -> int:
         trace = options.trace or Path(folder) / "trace.json"
         trace.parent.mkdir(parents=True, exist_ok=True)
         record(Path(folder) / "store", trace, tiny=options.tiny)
-        show(trace, options.picture)
+        show(trace)
     return 0
 
 
@@ -111,29 +104,32 @@ def add_log(trace: Path, log: list[tuple[str, int, int]], clock: int) -> None:
     write_trace(trace, content)
 
 
-def show(trace: Path, picture: Path) -> None:
-    """Draws the picture and prints what the snapshot cost."""
-    timeline = timeline_of(read_events(trace))
-    begin, end = timeline.snapshot
-    training = timeline.lanes["training's stream"]
-    print(
-        f"snapshot: {1e3 * (end - begin):.1f} ms from the first row chosen to the last byte written"
+def show(trace: Path) -> None:
+    """Prints what the snapshot cost.
+
+    Training's stream is the one with most kernels that are not ours.
+    """
+    events = read_events(trace)
+    kernels = [event for event in events if event.category == KERNEL]
+    foreign = Counter(event.stream for event in kernels if "cpr_ext::" not in event.name)
+    writes = [event for event in events if event.category == HOST and event.name == "write"]
+    chosen = [e for e in kernels if re.search(r"cpr_ext::.*(count_bins|copy_rows)_kernel", e.name)]
+    if not (foreign and chosen and writes):
+        raise RuntimeError("the trace has no snapshot in training; does the profiler see it?")
+    begin, end = chosen[0].begin, max(event.end for event in writes)
+    training = [e for e in kernels if e.stream == foreign.most_common(1)[0][0]]
+    gaps = [
+        (two.begin - one.end, begin <= two.begin and one.end <= end)
+        for one, two in pairwise(training)
+    ]
+    during, outside = (
+        max((gap for gap, is_in in gaps if is_in == of), default=0.0) for of in (1, 0)
     )
-    for lane, spans in timeline.lanes.items():
-        told = ", ".join(
-            f"{what} {1e3 * seconds:.3f} ms" for what, seconds in seconds_by_stage(spans).items()
-        )
-        print(f"  {lane + ':':<20}{told or 'nothing'}")
-    last = max((span.end for span in training), default=0.0)
-    outside = max(longest_gap(training, 0.0, begin), longest_gap(training, end, last))
-    during = longest_gap(training, begin, end)
+    print(f"snapshot: {1e3 * (end - begin):.1f} ms from the first row chosen to the last write")
     print(
         f"longest gap in training's stream: {1e3 * during:.3f} ms during the snapshot, "
         f"{1e3 * outside:.3f} ms outside"
     )
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    draw(timeline, picture)
-    print(f"drew {picture}")
 
 
 if __name__ == "__main__":

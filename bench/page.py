@@ -273,8 +273,6 @@ def gpu(results: Results) -> Iterator[str]:
     device = found["gpu"]
     yield f"\n{device['gpu']} ({device['nvidia_smi']}), CUDA {device['torch_cuda']} in PyTorch."
     yield machine_line(found["machine"])
-    if (IMAGES / "gpu_timeline.png").exists():
-        yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Steps per second with parity at every step, without, and the least that it could cost.
+"""Steps per second with parity at every step, and without.
 
     python bench/parity_overhead.py [--rounds 12] [--turn-steps 25] [--tiny]
 
-Three jobs of four workers train the same model (``kaggle``, batch 2,048) on this machine, in turns:
-without parity; with ``Worker(parity=Parity(group_size=4))``; and without, but with a plain gather,
-XOR and send in each step (``simple_parity.py``). A ratio is made of turns of one round. Traffic is
-what loopback carried more than without parity, memory what the workers hold more; both next to the
-formulas. Keeps bench/results/parity_overhead.json.
+Two jobs of four workers train the same model (``kaggle``, batch 2,048) on this machine, in turns:
+without parity, and with ``Worker(parity=Parity(group_size=4))``. A ratio is made of turns of one
+round. Traffic is what loopback carried more than without parity, memory what the workers hold more;
+both next to the formulas. Keeps bench/results/parity_overhead.json.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ from results import keep
 
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
-from cpr_ext.wings.policy.parity_costs import extra_memory_share, step_bytes
+from cpr_ext.wings.policy.parity import extra_memory_share
 
 HERE = Path(__file__).resolve().parent
-WAYS = ("none", "parity", "simple")
+WAYS = ("none", "parity")
 WORKERS = 4  # 2 with --tiny
 WARM_TURNS = 2  # of each job
 START_SECONDS = 240
-STAGES = ("gather", "xor and pack", "send", "apply")
 NUM_BATCHES, NUM_DENSE = 32, 13
 KEPT_DELTAS, KEPT_COPIES = 5, 3  # of steps, and of the dense part, see docs/distributed.md
 
@@ -102,7 +100,7 @@ class TrainingJob:
         self._allow(self._allowed)
         after = self.reached()
         seconds = max(line["time"] for line in after) - begun
-        names = ("training_cpu", "parity_cpu", "process_cpu", *STAGES)
+        names = ("training_cpu", "parity_cpu", "process_cpu")
         spent = {
             name: sum(
                 a.get(name, 0.0) - b.get(name, 0.0) for a, b in zip(after, before, strict=True)
@@ -188,9 +186,9 @@ def describe(
             row["memory_bytes"] = statistics.median(
                 a["memory_bytes"] - b["memory_bytes"] for a, b in zip(own, none, strict=True)
             )
-        for name in ("training_cpu", "parity_cpu", "process_cpu", *STAGES):
+        for name in ("training_cpu", "parity_cpu", "process_cpu"):
             each = statistics.median(turn[name] for turn in own) / steps / settings["workers"]
-            row[f"{name.replace(' ', '_')}_seconds"] = each
+            row[f"{name}_seconds"] = each
         found.append(row)
     return found
 
@@ -200,13 +198,14 @@ def formulas(settings: dict[str, Any], rows: float) -> dict[str, float]:
     sizes = sizes_of(settings["preset"], settings["workers"])
     row_bytes = 8 * math.ceil((4 * find_preset(settings["preset"]).embedding_dim + 4) / 8)
     table_bytes = sum(sizes) * row_bytes
+    step_bytes = rows * (row_bytes + 8)  # with 8 of row id
     return {
         "rows_per_step": rows,
         "row_bytes": row_bytes,
         "table_bytes": table_bytes,
-        "bytes_per_step": step_bytes(rows, row_bytes),
+        "bytes_per_step": step_bytes,
         "memory_bytes": table_bytes * extra_memory_share(settings["group_size"])
-        + KEPT_DELTAS * step_bytes(rows, row_bytes)
+        + KEPT_DELTAS * step_bytes
         + KEPT_COPIES * settings["workers"] * dense_bytes(settings),
     }
 
@@ -239,10 +238,6 @@ def show(rows: list[dict[str, Any]], expected: dict[str, float]) -> None:
         parts = ("training_cpu", "parity_cpu", "process_cpu")
         cells = (f"{part} {1e3 * row[f'{part}_seconds']:.2f}" for part in parts)
         print(f"{row['way']:8}{', '.join(cells)}")
-    stages = (
-        f"{name} {1e3 * rows[-1][name.replace(' ', '_') + '_seconds']:.2f}" for name in STAGES
-    )
-    print(f"the limit, by stage, milliseconds: {', '.join(stages)}")
 
 
 def main() -> None:

@@ -14,19 +14,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from results import keep
 
-from cpr_ext.wings.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
-from cpr_ext.wings.policy.parity_costs import (
+from cpr_ext.wings.lab.emulation.parity_groups import PlayedGroups
+from cpr_ext.wings.policy import JobSize, ParityCosts
+from cpr_ext.wings.policy.parity import (
+    MONTH_HOURS,
+    chance_of_fallback,
     extra_memory_share,
-    link_bytes,
     rebuild_hours,
-    wire_share,
 )
-from cpr_ext.wings.policy.parity_expectation import unprotected_hours
-from cpr_ext.wings.policy.parity_simulation import simulate_parity
-from cpr_ext.wings.policy.parity_strategy import MONTH_HOURS
-from cpr_ext.wings.policy.second_loss import chance_of_fallback
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "parity_reliability.png"
 NAME = "parity_reliability"
@@ -53,38 +51,44 @@ def histories_of(workers: int) -> int:
     return min(MOST_HISTORIES, max(FEWEST_HISTORIES, int(FAILURES / failures)))
 
 
+def play(workers: int, size: int, mtbf: float, window: float, histories: int) -> Any:
+    """Losses that parity does not make good in a month, of each history; loss by loss."""
+    rng = np.random.default_rng(workers * 10 + size)
+    fallbacks = np.zeros(histories)
+    for history in range(histories):
+        groups = PlayedGroups(size, window)
+        count = rng.poisson(MONTH_HOURS / mtbf)
+        hours = np.sort(rng.uniform(0, MONTH_HOURS, count)).tolist()
+        shards = rng.integers(workers, size=count).tolist()
+        lost = zip(hours, shards, strict=True)
+        fallbacks[history] = sum(bool(groups.lose(hour, [shard])) for hour, shard in lost)
+    return fallbacks
+
+
 def row(workers: int, size: int, assumed: dict[str, float], histories: int) -> dict[str, Any]:
     """One job: formula, simulation and costs."""
     mtbf = assumed["node_mtbf_hours"] / workers
     link = assumed["link_bytes_per_second"]
-    costs = JobCosts(
-        save_hours=0.1, load_hours=0.1, load_shard_hours=0.1,
-        reschedule_hours=assumed["replace_minutes"] / 60,
-    )  # fmt: skip
     rebuild = rebuild_hours(assumed["shard_bytes"], size, link)
-    parity = ParityCosts(size, steady_share=0.0, rebuild_hours=rebuild)
-    job = JobSize(MONTH_HOURS, workers)
-    window = unprotected_hours(costs, parity)
-    played = simulate_parity(
-        costs, job, parity, ExponentialFailures(mtbf), 24.0,
-        histories=histories, seed=workers * 10 + size,
-    )  # fmt: skip
-    rows = assumed["rows_per_step_and_worker"] * workers
-    each = link_bytes(rows, assumed["row_bytes"], workers)
+    window = assumed["replace_minutes"] / 60 + rebuild
+    fallbacks = play(workers, size, mtbf, window, histories)
+    fell_back = (fallbacks > 0).astype(float)
+    # A changed row with 8 bytes of id.
+    each = assumed["rows_per_step_and_worker"] * (assumed["row_bytes"] + 8)
     return {
         "workers": workers,
         "group_size": size,
-        "name": parity.name,
+        "name": ParityCosts(size, 0.0, rebuild).name,
         "job_mtbf_hours": mtbf,
         "rebuild_minutes": 60 * rebuild,
         "unprotected_minutes": 60 * window,
         "extra_memory_share": extra_memory_share(size),
         "link_bytes_per_second": each / assumed["step_seconds"],
-        "link_share": wire_share(each, assumed["step_seconds"], link),
-        "chance": chance_of_fallback(job, mtbf, size, window),
-        "simulated_chance": played.fallback_chance,
-        "standard_error": played.chance_standard_error,
-        "simulated_fallbacks": played.fallbacks,
+        "link_share": each / link / assumed["step_seconds"],
+        "chance": chance_of_fallback(JobSize(MONTH_HOURS, workers), mtbf, size, window),
+        "simulated_chance": float(fell_back.mean()),
+        "standard_error": float(fell_back.std(ddof=1) / np.sqrt(histories)),
+        "simulated_fallbacks": float(fallbacks.mean()),
         "histories": histories,
     }
 

@@ -1,4 +1,4 @@
-"""A worker of the jobs that ``parity_overhead.py`` compares: with parity, without, and the limit.
+"""A worker of the jobs that ``parity_overhead.py`` compares: with parity, and without.
 
 Trains in turns: at the end of each it waits until the benchmark lets it train the next. Journals
 what each turn took, one JSON line.
@@ -10,19 +10,16 @@ import json
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from simple_parity import SimpleParity
 from torch.nn import functional
 
 import cpr_ext
 from cpr_ext.distributed import Job, Parity, Worker
 from cpr_ext.wings.lab.dlrm import row_sharded
-from cpr_ext.wings.lab.dlrm.batch import Batch
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.wings.lab.dlrm.batch import Batch, Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import find_preset
@@ -37,13 +34,12 @@ class Turns:
         self._folder = folder
         self._steps = steps
         self._journal = (folder / f"journal-{rank}").open("a", buffering=1)
-        self.counts: Counter[str] = Counter()
 
     def wait(self, step: int) -> None:
         """Return when ``step`` may be trained."""
         if step % self._steps:
             return
-        line = {"step": step, "time": time.time(), **used(), **self.counts}
+        line = {"step": step, "time": time.time(), **used()}
         self._journal.write(json.dumps(line) + "\n")
         while int((self._folder / "allowed").read_text() or 0) <= step:
             time.sleep(_POLL_SECONDS)
@@ -105,7 +101,6 @@ def main() -> None:
     )
     turns = Turns(folder, worker.identity.rank, settings["turn_steps"])
     batches = [Batch(*parts) for parts in torch.load(settings["batches"], weights_only=True)]
-    simple: list[SimpleParity] = []
 
     def make_checkpointer(model: Any, optimizers: Any, directory: Path) -> cpr_ext.Checkpointer:
         never = cpr_ext.EverySteps(settings["num_steps"] + 1)
@@ -113,8 +108,6 @@ def main() -> None:
 
     def train_step(job: Job, number: int) -> int:
         turns.wait(number)
-        if settings["way"] == "simple" and not simple:
-            simple.append(SimpleParity(job.model, job.optimizers[0], job.group, turns.counts))
         batch = batches[number % len(batches)]
         part = row_sharded.own_part(batch, job.group)
         for optimizer in job.optimizers:
@@ -123,12 +116,8 @@ def main() -> None:
         loss = functional.binary_cross_entropy_with_logits(logits, part.labels, reduction="sum")
         (loss / batch.batch_size).backward()
         row_sharded.sum_gradients(job.optimizers[1].param_groups[0]["params"], job.group)
-        for one in simple:
-            one.before()
         for optimizer in job.optimizers:
             optimizer.step()
-        for one in simple:
-            one.after()
         return batch.batch_size
 
     worker.run(

@@ -1,21 +1,17 @@
 """How long one step() holds training while a snapshot is taken, beside a copy of the same rows.
 
-    python bench/pause.py [--rounds 5] [--precision int8] [--tiny]
+    python bench/pause.py [--rounds 5] [--tiny]
 
 DLRM (`kaggle`, 2.3 GB) at batch 2048, a partial snapshot of 12.5 % of the rows with the options a
 user gets by default. In each round: the longest pause of a snapshot, then the time that the
 plainest gather of as many rows takes, and the time that torch.distributed.checkpoint.async_save
 holds its caller. Keeps bench/results/pause.json.
-
-With --precision, instead: in each round a snapshot of exact rows and one of rounded rows, in turns
-the other first. Keeps bench/results/pause_precision.json.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +22,9 @@ from results import keep, parser_of
 from savers import DcpAsyncSave
 from training import Protected, Run, seconds_of
 
-from cpr_ext import Precision
 from cpr_ext._native import native
 from cpr_ext.saving.priorities import MostFrequentlyUsed
 from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
-from cpr_ext.state.precision import EXACT
 from cpr_ext.state.table import Table
 
 HERE = Path(__file__).resolve().parent
@@ -102,74 +96,11 @@ def measure(run: Run, folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def compare(run: Run, precision: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Measure snapshots of exact and of rounded rows of one run; each has a store of its own."""
-    found: dict[str, dict[str, list[float]]] = {}
-    savers = {}
-    for name in (EXACT, precision):
-        kept_in = Precision(partial=name)
-        savers[name] = Protected(run, folder / name, priority=PRIORITY, precision=kept_in)
-        savers[name].train_until_saved()
-        savers[name].let_go()
-        found[name] = {"pause": [], "held": [], "steps_per_second": [], "bytes": []}
-    for number in range(rounds):
-        for name in list(savers)[:: 1 if number % 2 else -1]:
-            protected, metrics = savers[name], savers[name].metrics
-            protected.watch()
-            fill_budget(protected)
-            metrics.max_stall_seconds = 0.0
-            held, written = metrics.stall_seconds, metrics.bytes_written
-            first, started = run.number, time.perf_counter()
-            protected.ask()
-            protected.train_until_saved()
-            seconds = time.perf_counter() - started
-            found[name]["pause"].append(metrics.max_stall_seconds)
-            found[name]["held"].append(metrics.stall_seconds - held)
-            found[name]["steps_per_second"].append((run.number - first) / seconds)
-            found[name]["bytes"].append(metrics.bytes_written - written)
-            protected.let_go()
-    for protected in savers.values():
-        protected.close()
-    exact, rounded = found[EXACT], found[precision]
-    return {
-        "precision": precision,
-        "rounds": rounds,
-        **{
-            f"{what}_{name}": statistics.median(found[name][what])
-            for what in exact
-            for name in (EXACT, precision)
-        },
-        **{f"{what}_ratio": round(paired_ratio(rounded[what], exact[what]), 4) for what in exact},
-    }
-
-
-def show_comparison(row: dict[str, Any]) -> None:
-    for what, scale, unit in (
-        ("pause", 1e3, "ms, the longest"),
-        ("held", 1e3, "ms in all"),
-        ("steps_per_second", 1, "steps/s while saving"),
-        ("bytes", 1e-6, "MB"),
-    ):
-        exact, rounded = (scale * row[f"{what}_{name}"] for name in (EXACT, row["precision"]))
-        print(
-            f"{row['precision']} {rounded:.2f}, {EXACT} {exact:.2f} {unit}: "
-            f"{row[f'{what}_ratio']:.3f}x"
-        )
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="snapshots of each kind")
-    parser.add_argument("--precision", help="of rounded snapshots beside exact ones")
     options = parser.parse_args()
     run = Run(tiny=options.tiny, batch_size=128 if options.tiny else 2048)
-    if options.precision:
-        with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
-            row = compare(run, options.precision, Path(folder), options.rounds)
-        show_comparison(row)
-        if not options.tiny:
-            keep("pause_precision", [row])
-        return
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
         rows = [measure(run, Path(folder), options.rounds)]
     for row in rows:

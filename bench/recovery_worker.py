@@ -24,8 +24,7 @@ from torch.nn import functional  # noqa: E402
 
 from cpr_ext.state.table import find_tables  # noqa: E402
 from cpr_ext.wings.lab.dlrm import row_sharded  # noqa: E402
-from cpr_ext.wings.lab.dlrm.batch import Batch  # noqa: E402
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters  # noqa: E402
+from cpr_ext.wings.lab.dlrm.batch import Batch, Hyperparameters  # noqa: E402
 from cpr_ext.wings.lab.dlrm.model import DLRM  # noqa: E402
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers  # noqa: E402
 

@@ -1,12 +1,10 @@
-"""A copy in object storage, and changed rows: each beside the simplest code for the same bytes.
+"""A copy in object storage, beside the simplest code for the same bytes.
 
     python bench/remote.py [--only PART] [--folder F] [--tiny]
 
 The server is `object_server.py`, a process of its own on this machine. Both sides of a ratio use
 it in the same rounds. Parts: `upload`, `recovery`, `recovery_by_network` (from a server that sends
-1 Gbit/s), `changed_rows`, `training`. The last takes turns: stretches in which a copy is sent with
-a limited bandwidth, and stretches in which it pauses (`remote_training.py`). Keeps
-bench/results/remote.json; with `--only` it replaces the rows of that part.
+1 Gbit/s). Keeps bench/results/remote.json; with `--only` it replaces the rows of that part.
 """
 
 from __future__ import annotations
@@ -24,19 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-import torch
-from bench_storage import DIM, Tables
+from bench_storage import Tables
 from object_server import object_server
 from paired import Comparison, Contender, measure
-from remote_training import train
 from results import Results, keep, parser_of
-from torch import nn
-from training import PeakMemory, in_own_process
+from training import in_own_process
 
 import cpr_ext
-from cpr_ext.storage.segment_reader import SegmentRows
-from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.wings.publishing import changed_rows
 from cpr_ext.wings.remote import RemoteOptions, fetch_store, open_objects
 from cpr_ext.wings.remote.objects import PART_BYTES
 from cpr_ext.wings.remote.range_reading import PARALLEL, RANGE_BYTES
@@ -44,12 +36,11 @@ from cpr_ext.wings.remote.remote_state import objects_of
 from cpr_ext.wings.remote.remote_writer import RemoteWriter
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("upload", "recovery", "recovery_by_network", "changed_rows", "training")
+PARTS = ("upload", "recovery", "recovery_by_network")
 NETWORK_BYTES_PER_SECOND = 125e6  # 1 Gbit/s
 NUM_SHARDS = 4
 TOTAL_BYTES = {True: 1 << 20, False: 256 << 20}
 ROUNDS = 7
-NUM_PARTIALS = 6
 
 
 class Stored:
@@ -172,7 +163,7 @@ def recovery(stored: Stored, group: str = "recovery") -> list[Comparison]:
             assert sum(each.result() for each in reads) == stored.num_bytes
 
     opened: list[cpr_ext.Checkpointer] = []
-    stored.tables.checkpointer.close()
+    stored.tables.checkpointer.close(save=False)
 
     def remove() -> None:
         while opened:
@@ -205,121 +196,20 @@ def recovery(stored: Stored, group: str = "recovery") -> list[Comparison]:
     ]
 
 
-def read_segments(store: Path) -> int:
-    """Read and verify every chunk of every live segment; return their rows."""
-    reader, rows = StoreReader(store), 0
-    newest = reader.newest()
-    for shard in range(reader.model.num_shards):
-        ranges = reader.model.row_ranges(shard)
-        for segment in reader.open_at(shard, newest.snapshot):
-            held = SegmentRows(segment, ranges)
-            for table in reader.model.tables:
-                for chunk in held.chunks_of(table):
-                    rows += len(held.rows(chunk).row_ids)
-    return rows
-
-
-def changed(stored: Stored) -> list[Comparison]:
-    """All rows of a store, and those that partial snapshots brought, beside reading segments."""
-    store = stored.tables.store
-    return [
-        Comparison(
-            "changed rows of a base",
-            [
-                Contender("changed_rows()", lambda: drain(store, None), "ours"),
-                Contender("reading the segments", lambda: read_segments(store), "bound"),
-            ],
-            rounds=ROUNDS,
-            facts={"bytes": stored.num_bytes},
-        ),
-        with_partials(stored.folder / "partials", stored.num_bytes),
-    ]
-
-
-def with_partials(store: Path, total_bytes: int) -> Comparison:
-    """The same of a base and partial snapshots, each of a tenth of the rows."""
-    table = nn.EmbeddingBag(total_bytes // (2 * 4 * DIM), DIM, sparse=True)
-    optimizer = torch.optim.Adagrad(table.parameters())
-    checkpointer = cpr_ext.Checkpointer(
-        table,
-        optimizer,
-        store,
-        priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(1 << 40),
-        num_shards=NUM_SHARDS,
-        rebase_after=None,
-        save_at_close=False,
-    )
-    checkpointer.save("base")
-    checkpointer.wait()
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(NUM_PARTIALS):
-        rows = torch.randperm(table.num_embeddings, generator=generator)
-        optimizer.zero_grad()
-        table(rows[: table.num_embeddings // 10, None]).sum().backward()
-        optimizer.step()
-        checkpointer.step(1)
-        checkpointer.save()
-        checkpointer.wait()
-    checkpointer.close()
-    files = store.glob("segments/*-0*-*.safetensors")
-    return Comparison(
-        f"changed rows of a base and {NUM_PARTIALS} partial snapshots",
-        [
-            Contender("changed_rows()", lambda: drain(store, None), "ours"),
-            Contender("reading the segments", lambda: read_segments(store), "bound"),
-        ],
-        rounds=ROUNDS,
-        facts={"bytes": sum(path.stat().st_size for path in files)},
-    )
-
-
-def drain(store: Path, since: Any) -> int:
-    return sum(len(batch.row_ids) for batch in changed_rows(store, since, states=True))
-
-
-def memory_of_changed_rows(store: Path) -> dict[str, Any]:
-    """How far resident memory rises while all rows of a store are yielded."""
-    drain(store, None)  # what a first call loads
-    memory = PeakMemory()
-    rows = drain(store, None)
-    rise = memory.rise_bytes()
-    largest = max(
-        sum(values.nbytes for values in batch.arrays.values())
-        for batch in changed_rows(store, states=True)
-    )
-    return {
-        "group": "memory of changed_rows()",
-        "rows": rows,
-        "rise_bytes": rise,
-        "largest_batch_bytes": largest,
-        "store_bytes": sum(path.stat().st_size for path in store.rglob("*.safetensors")),
-    }
-
-
 def child(options: argparse.Namespace) -> list[dict[str, Any]]:
     folder = Path(options.child_folder)
     limit = NETWORK_BYTES_PER_SECOND if options.child == "recovery_by_network" else 0.0
     with object_server(options.server_nice, limit) as service:
-        if options.child == "training":
-            return [
-                train(
-                    folder, service, tiny=options.tiny, every=options.every, rounds=options.rounds
-                )
-            ]
         factor = 2 if limit and not options.tiny else 1  # a network is slow
         stored = Stored(folder, service, factor * TOTAL_BYTES[options.tiny])
         make = {
             "upload": upload,
             "recovery": recovery,
             "recovery_by_network": partial(recovery, group="recovery, 1 Gbit/s"),
-            "changed_rows": changed,
         }[options.child]
         rows = [row for each in make(stored) for row in measure(each, tiny=options.tiny)]
         if options.child == "upload":
             rows.append(cpu_of_copying(stored))
-        if options.child == "changed_rows":
-            rows.append(memory_of_changed_rows(stored.tables.store))
         stored.tables.close()
         return rows
 
@@ -336,16 +226,13 @@ def show(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = parser_of(__doc__, has_children=True)
-    parser.add_argument("--every", type=float, default=4.0, help="seconds of a training stretch")
-    parser.add_argument("--rounds", type=int, default=40, help="of training stretches")
     parser.add_argument("--server-nice", type=int, default=0, help="niceness of the server")
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(options)))
         return
     parts = [part for part in PARTS if options.only in ("", part)]
-    arguments = ["--every", str(options.every), "--rounds", str(options.rounds)]
-    arguments += ["--server-nice", str(options.server_nice)] + ["--tiny"] * options.tiny
+    arguments = ["--server-nice", str(options.server_nice)] + ["--tiny"] * options.tiny
     rows = []
     for part in parts:
         found = in_own_process(__file__, part, *arguments, folder=options.folder)

@@ -43,8 +43,7 @@ def saved_bytes(dim: int, precision: str, num_rows: int, folder: Path) -> tuple[
         folder,
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(10**9),
-        precision=cpr_ext.Precision(partial=precision),
-        save_at_close=False,
+        store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial=precision)),
     ) as checkpointer:
         for kind, rows in (("base", chosen[:1]), ("partial", chosen)):
             optimizer.zero_grad()
@@ -53,7 +52,8 @@ def saved_bytes(dim: int, precision: str, num_rows: int, folder: Path) -> tuple[
             checkpointer.step()
             checkpointer.save(kind)
             checkpointer.wait()
-        base, partial = checkpointer.store.manifest.shards[0][-2:]
+        checkpointer.close(save=False)
+        base, partial = checkpointer.store.manifest.rows[-2:]
         assert (base.kind, partial.kind) == ("base", "partial")
         return base.file_bytes, partial.file_bytes
 

@@ -8,6 +8,7 @@ equal ``s``, so that what a load gives back says by itself which save it came fr
 from __future__ import annotations
 
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,7 @@ class CprExt(Saver):
     def __init__(self, folder: Path, state: State) -> None:
         super().__init__(folder, state)
         import cpr_ext
+        from cpr_ext.saving import background_capture
 
         model = nn.Module()
         tables = [nn.EmbeddingBag(*state["weight.0"].shape) for _ in range(NUM_TABLES)]
@@ -232,15 +234,14 @@ class CprExt(Saver):
             optimizer.state[table.weight]["sum"] = state[f"sum.{index}"]
         self.state = state
         self._all_rows = torch.arange(state["weight.0"].shape[0])
+        background_capture.OVERLAP_BYTES = sys.maxsize  # fill() writes to the tables by hand
         self._checkpointer = cpr_ext.Checkpointer(
             model,
             optimizer,
             folder / "store",
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(1),
-            overlap="never",  # fill() writes to the tables by hand
             num_shards=2,
-            save_at_close=False,
         )
         self._optimizer, self._tables = optimizer, tables
 

@@ -107,17 +107,15 @@ class OnDemand(Schedule):
 class Protected:
     """A run under a Checkpointer that saves when asked and can be let go of for a while."""
 
-    def __init__(self, run: Run, store: Path, **options: Any) -> None:
+    def __init__(self, run: Run, directory: Path, **options: Any) -> None:
         self.run = run
         self._schedule = OnDemand()
         self.checkpointer = cpr_ext.Checkpointer(
             run.model,
             run.optimizers,
-            store,
+            directory,
             schedule=self._schedule,
-            rebase_after=None,
-            save_at_close=False,
-            **options,
+            **{"store": cpr_ext.StoreOptions(rebase_after=None), **options},
         )
         self.metrics = self.checkpointer.metrics
 
@@ -151,7 +149,7 @@ class Protected:
         self.checkpointer._saving._saver.claims.forget()
 
     def close(self) -> None:
-        self.checkpointer.close()
+        self.checkpointer.close(save=False)
 
 
 class PeakMemory:

@@ -1,13 +1,12 @@
 """What saving costs training: samples per second, the longest pause and memory, ours and peers.
 
-    python bench/training_overhead.py [--every 10] [--rounds 6] [--tiny] [--only X] [--precision P]
+    python bench/training_overhead.py [--every 10] [--rounds 6] [--tiny] [--only X]
 
 Trains DLRM at batch 2048. For each way to save, in a process of its own, stretches of `--every`
 seconds that begin with a save and end when it is durable take turns with half as long ones without
 saving, in which ours watches nothing either. The ratio of a stretch is its speed over the mean of
 its two neighbours', so that a machine that is slower for a while slows both sides. Keeps
-bench/results/training_overhead.json. With --precision, ours alone, with exact and with rounded
-rows; keeps bench/results/training_overhead_precision.json.
+bench/results/training_overhead.json.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from tqdm import tqdm
 from training import PeakMemory, Protected, Run, in_own_process
 
 import cpr_ext
-from cpr_ext.state.precision import EXACT
 
 HERE = Path(__file__).resolve().parent
 FRACTION = 0.125
@@ -87,7 +85,7 @@ class Ours(Saving):
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
-            precision=cpr_ext.Precision(partial=rounded_to(mode)),
+            store=cpr_ext.StoreOptions(None),
         )
         self.protected.train_until_saved()  # the base
 
@@ -110,16 +108,6 @@ class Ours(Saving):
 
     def close(self) -> None:
         self.protected.close()
-
-
-def in_precision(precision: str) -> str:
-    """Return the mode that rounds rows of partial snapshots."""
-    return f"row, {precision}"
-
-
-def rounded_to(mode: str) -> str:
-    """Invert in_precision(); modes of all other names round nothing."""
-    return mode.partition(", ")[2] or EXACT
 
 
 class Other(Saving):
@@ -200,8 +188,6 @@ def child(options: argparse.Namespace) -> None:
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     modes = [mode for mode in MODES if options.only in mode]
-    if options.precision:
-        modes = ["row", in_precision(options.precision)]
     arguments = ["--every", str(options.every), "--batch-size", str(options.batch_size)]
     arguments += ["--tiny"] * options.tiny
 
@@ -229,7 +215,7 @@ def summarize(mode: str, found: dict[str, Any]) -> dict[str, Any]:
     ratios = ratios_to_neighbours(found["on"], off)
     return {
         "mode": mode,
-        "what": MODES.get(mode, f"{MODES['row']}, as {rounded_to(mode)}"),
+        "what": MODES[mode],
         "rounds": len(ratios),
         "samples_per_second": round(statistics.median(found["on"])),
         "samples_per_second_without": round(statistics.median(off)),
@@ -260,7 +246,6 @@ def main() -> None:
         "--rounds", type=int, default=6, help="stretches with a save; of peers half as many"
     )
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--precision", help="of rounded partial snapshots beside exact ones")
     options = parser.parse_args()
     if options.child:
         child(options)
@@ -269,8 +254,7 @@ def main() -> None:
     print_table(rows)
     if not (options.tiny or options.only):
         settings = {key: getattr(options, key) for key in ("every", "rounds", "batch_size")}
-        name = "training_overhead_precision" if options.precision else "training_overhead"
-        keep(name, rows, settings=settings)
+        keep("training_overhead", rows, settings=settings)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpr_ext.checkpointer.checkpointer import Checkpointer
-    from cpr_ext.checkpointer.options import StagingOptions
+    from cpr_ext.checkpointer.options import StagingOptions, StoreOptions
     from cpr_ext.checkpointer.recovery_calls import load_into
     from cpr_ext.errors import (
         CprError,
@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Progress, Schedule
     from cpr_ext.state.precision import Precision
     from cpr_ext.state.slot_keys import SlotKeys
+    from cpr_ext.state.stateful import PerRank
     from cpr_ext.state.table import Table
     from cpr_ext.storage.retention import Retention
     from cpr_ext.wings.policy.target_pls import TargetPLS
     from cpr_ext.wings.proving.prove import prove
+    from cpr_ext.wings.remote import RemoteOptions
 
 __all__ = [
     "AllRows",
@@ -57,10 +59,12 @@ __all__ = [
     "LargestChange",
     "MostFrequentlyUsed",
     "NanError",
+    "PerRank",
     "Precision",
     "Priority",
     "Progress",
     "RecoveryReport",
+    "RemoteOptions",
     "Retention",
     "RowIndexError",
     "Schedule",
@@ -71,6 +75,7 @@ __all__ = [
     "StagingOptions",
     "StorageError",
     "StoreError",
+    "StoreOptions",
     "SubSampledUsed",
     "Table",
     "TargetPLS",
@@ -95,10 +100,12 @@ _MODULES = {
     "LargestChange": "saving.priorities",
     "MostFrequentlyUsed": "saving.priorities",
     "NanError": "errors",
+    "PerRank": "state.stateful",
     "Precision": "state.precision",
     "Priority": "saving.priorities",
     "Progress": "schedules.intervals",
     "RecoveryReport": "recovery.report",
+    "RemoteOptions": "wings.remote",
     "Retention": "storage.retention",
     "RowIndexError": "errors",
     "Schedule": "schedules.intervals",
@@ -109,6 +116,7 @@ _MODULES = {
     "StagingOptions": "checkpointer.options",
     "StorageError": "errors",
     "StoreError": "errors",
+    "StoreOptions": "checkpointer.options",
     "SubSampledUsed": "saving.priorities",
     "Table": "state.table",
     "TargetPLS": "wings.policy.target_pls",
@@ -122,7 +130,6 @@ _ELSEWHERE = {
     "CprCallback": "wings.callbacks.lightning",
     "CprTrainerCallback": "wings.callbacks.transformers",
     "Parity": "distributed",
-    "RemoteOptions": "storage.remote",
     "Subscriber": "wings.publishing",
     "Worker": "distributed",
     "export_metrics": "wings.callbacks.opentelemetry",

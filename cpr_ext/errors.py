@@ -53,10 +53,6 @@ class CudaError(CprError, RuntimeError):
     """A call of the CUDA runtime failed: its name, CUDA's own message, file and line."""
 
 
-class NotProvenError(CprError):
-    """A loop that was killed and recovered trained otherwise than one that was not."""
-
-
 class SnapshotError(CprError):
     """A snapshot could not be committed; its cause is ``__cause__``, earlier ones are intact."""
 

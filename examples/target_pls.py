@@ -13,11 +13,11 @@ model = torch.nn.Sequential(torch.nn.EmbeddingBag(100_000, 16, sparse=True), tor
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 generator = torch.Generator().manual_seed(0)
 
-failures = fit_failures(read_failure_log("examples/failure_log.csv", nodes=40)).model
-schedule = cpr_ext.TargetPLS(0.02, failures=failures, total_samples=200 * 128)
+failures = fit_failures(read_failure_log("examples/failure_log.csv", nodes=40))
+schedule = cpr_ext.TargetPLS(0.02, mtbf_hours=failures.mtbf_hours, total_samples=200 * 128)
 
 with cpr_ext.Checkpointer(
-    model, optimizer, "store", num_shards=16, schedule=schedule, stateful=[generator]
+    model, optimizer, "store", num_shards=16, schedule=schedule, state={"draws": generator}
 ) as ckpt:
     report = ckpt.recover()
     for step in range(report.step, 200):

@@ -136,7 +136,7 @@ def room_of(path: str) -> str:
     if path == "__main__.py":
         return "wings/cli"  # it is its door
     parts = Path(path).with_suffix("").parts
-    return "/".join(parts[:2]) if parts[0] == "wings" and "__init__" not in parts else parts[0]
+    return "/".join(parts[:2]) if parts[0] == "wings" and parts[1:2] != ("__init__",) else parts[0]
 
 
 def pure_folder_of(path: str) -> str | None:
@@ -197,6 +197,7 @@ def python_faults(path: str, text: str) -> Iterator[str]:
         pure = pure_folder_of(path)
         if room in ENGINE and not is_of_a_wing(path) and is_of_a_wing(imported):
             yield f"cpr_ext/{path} imports {imported}; the engine imports no wing"
+            continue
         if target == room and pure in (None, pure_folder_of(f"{imported}/")):
             continue
         if target not in {*python_rooms(), COMPILED}:

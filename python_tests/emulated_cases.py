@@ -14,7 +14,7 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, priorities, saved_hashes, snapshot
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import gradient_rows, lookup_recorder
-from python_tests.helpers import Trained, assert_same, read_chunks, shard_records
+from python_tests.helpers import Trained, assert_same, open_checkpointer, read_chunks, row_records
 
 emulator = _emulated.emulator
 
@@ -35,7 +35,7 @@ class Run:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
-        self.checkpointer = cpr_ext.Checkpointer(
+        self.checkpointer = open_checkpointer(
             self.model,
             self.optimizer,
             directory,
@@ -225,7 +225,7 @@ def saved_rows(directory, priority):
     """Rows and values of every snapshot of a run of its own, and which trackers it had."""
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
-    run = Run(directory, priority=priority, num_shards=16, overlap="never")
+    run = Run(directory, priority=priority, num_shards=16)
     kinds = {type(tracker).__name__ for tracker in run.checkpointer._trackers.values()}
     for _ in range(20):
         # In one shard of 250: more rows than its budget allows, no more than SSU's sample holds.
@@ -233,8 +233,8 @@ def saved_rows(directory, priority):
         run.checkpointer.wait()
     run.checkpointer.close()
     saved = [
-        (record.kind, shard, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
-        for shard, record, path in shard_records(run.checkpointer.store)
+        (record.kind, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
+        for record, path in row_records(run.checkpointer.store)
     ]
     return saved, kinds
 
@@ -254,7 +254,7 @@ def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, pri
     move_to_host(monkeypatch)
     on_host, kinds = saved_rows(tmp_path / "host", priority)
     assert not any(kind.startswith("Device") for kind in kinds)
-    assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5
+    assert len([kind for kind, _ in on_host if kind == "partial"]) >= 5
     assert_same(on_device, on_host)
 
 
@@ -271,8 +271,7 @@ def train_rounded(directory, *, gather_bytes=1 << 30):
             directory,
             tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
             schedule=cpr_ext.EverySteps(10**9),
-            precision=precision,
-            overlap="never",
+            store=cpr_ext.StoreOptions(precision=precision),
             staging=cpr_ext.StagingOptions(gather_bytes=gather_bytes),
             **options,
         )
@@ -285,9 +284,7 @@ def train_rounded(directory, *, gather_bytes=1 << 30):
             run.checkpointer.save(kind=kind)
             run.checkpointer.wait()
         run.die()
-    return {
-        path.relative_to(directory): path.read_bytes() for _, _, path in shard_records(run.store)
-    }
+    return {path.relative_to(directory): path.read_bytes() for _, path in row_records(run.store)}
 
 
 def recovered_rows(directory):
@@ -332,14 +329,8 @@ def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(
     assert on_host[1][1] > 600
 
 
-@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
-def test_row_updates_lost_are_counted_beside_any_priority(tmp_path, priority):
-    run = Run(
-        tmp_path / "s",
-        priority=priority,
-        schedule=cpr_ext.EverySteps(1000),
-        count_row_updates=True,
-    )
+def test_row_updates_lost_are_counted(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
     run.step(range(100))
     run.step(range(50, 80))

@@ -7,7 +7,6 @@ tensor counts as lying on device 0. Its stream runs what is submitted at once: P
 the CPU, submits nothing to it. What a GPU refuses is replaced by what it has.
 """
 
-import functools
 import importlib
 import os
 import sys
@@ -31,8 +30,6 @@ def emulate() -> None:
     _rebind("device_of", devices.device_of, _device_of)
     devices._current_stream = lambda device: 0
     devices._record_stream = lambda tensor, device: None
-    checkpointer = importlib.import_module("cpr_ext.checkpointer").Checkpointer
-    checkpointer.__init__ = _as_on_a_gpu(checkpointer.__init__)
 
 
 def _rebind(name: str, before: Any, now: Any) -> None:
@@ -45,16 +42,6 @@ def _rebind(name: str, before: Any, now: Any) -> None:
 
 def _device_of(tensor: torch.Tensor) -> int:
     return 0
-
-
-def _as_on_a_gpu(init: Any) -> Any:
-    @functools.wraps(init)
-    def wrapped(self: Any, *args: Any, **options: Any) -> None:
-        if options.get("overlap") == "always":
-            options["overlap"] = "never"
-        init(self, *args, **options)
-
-    return wrapped
 
 
 class OnHost(TorchFunctionMode):

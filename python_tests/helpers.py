@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from safetensors import safe_open
 from torch import nn
 
 import cpr_ext
+from cpr_ext.saving import background_capture
 from cpr_ext.saving.background_capture import CaptureThread
 from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests import preloaded
@@ -118,6 +120,27 @@ def short_windows(are_short=True):
         yield
 
 
+@cache
+def _quiet(kind):
+    class Quiet(kind):
+        def close(self, *, save=False):
+            super().close(save=save)
+
+    return Quiet
+
+
+def open_checkpointer(
+    *given, make=cpr_ext.Checkpointer, overlap=None, save_at_close=True, **options
+):
+    """A Checkpointer that captures small tables in the background ("always"), or no table."""
+    least = {"always": 0, "never": sys.maxsize}.get(overlap, background_capture.OVERLAP_BYTES)
+    with patch.object(background_capture, "OVERLAP_BYTES", least):
+        checkpointer = make(*given, **options)
+    if not save_at_close:
+        checkpointer.__class__ = _quiet(type(checkpointer))
+    return checkpointer
+
+
 class Trained:
     """A model in training with its checkpointer; the same seed trains the same steps."""
 
@@ -137,7 +160,7 @@ class Trained:
         self.lookups = lookups
         # Tests say themselves what is saved.
         options = {"save_at_close": False, **options}
-        self.checkpointer = cpr_ext.Checkpointer(self.model, self.optimizers, directory, **options)
+        self.checkpointer = open_checkpointer(self.model, self.optimizers, directory, **options)
         torch.manual_seed(seed)
 
     @property
@@ -291,11 +314,10 @@ def read_chunks(path) -> list[Captured]:
     return chunks
 
 
-def shard_records(store) -> Iterator[tuple]:
-    """(shard, record, path) of every live segment, oldest first in each shard."""
-    for shard, records in enumerate(store.manifest.shards):
-        for record in records:
-            yield shard, record, store.path_of(record)
+def row_records(store) -> Iterator[tuple]:
+    """(record, path) of every live segment of rows, oldest first."""
+    for record in store.manifest.rows:
+        yield record, store.path_of(record)
 
 
 def committed_steps(store: Path) -> list[int]:

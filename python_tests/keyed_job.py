@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import cpr_ext
+from python_tests.helpers import open_checkpointer
 
 TABLE = "items"
 SLOTS, DIM = 60, 4
@@ -51,7 +52,7 @@ class SlotMap:
 class KeyedJob:
     """Trains on ids of which most are new; remembers every state that the row of an id had."""
 
-    def __init__(self, store, *, num_slots=SLOTS, seed=0, scores=False, keyed=True, **options):
+    def __init__(self, directory, *, num_slots=SLOTS, seed=0, scores=False, keyed=True, **options):
         torch.manual_seed(seed)
         bag = nn.EmbeddingBag(num_slots, DIM, mode="sum", sparse=True)
         self.model = nn.Sequential(bag, nn.Linear(DIM, 1))
@@ -68,9 +69,13 @@ class KeyedJob:
         table = cpr_ext.Table(
             TABLE, bag.weight, self.optimizer, [bag], keys=keys if keyed else None
         )
-        options = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5), **options}
-        self.ckpt = cpr_ext.Checkpointer(
-            self.model, self.optimizer, store, tables=[table], when_busy="wait", **options
+        options = {
+            "save_at_close": False,
+            "schedule": cpr_ext.EverySteps(5, when_busy="wait"),
+            **options,
+        }
+        self.ckpt = open_checkpointer(
+            self.model, self.optimizer, directory, tables=[table], **options
         )
 
     @property

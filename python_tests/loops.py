@@ -26,8 +26,7 @@ def checkpointer(model, optimizers, **options):
         optimizers,
         "store",
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(5),
-        when_busy="wait",
+        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
         **options,
     )
 
@@ -65,7 +64,7 @@ def two_optimizers():
     tables = torch.optim.SparseAdam(model[0].parameters(), lr=0.1)
     dense = torch.optim.AdamW(model[1].parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(dense, NUM_STEPS)
-    with checkpointer(model, [tables, dense], stateful=[schedule]) as ckpt:
+    with checkpointer(model, [tables, dense], state={"schedule": schedule}) as ckpt:
         ckpt.recover()
         while ckpt.step_count < NUM_STEPS:
             loss = model(batch(ckpt.step_count)).square().mean()

@@ -170,20 +170,19 @@ def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_rest
 @pytest.mark.long
 def test_copies_in_object_storage_are_measured_beside_plain_requests(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    shown = run("bench/remote.py", "--tiny", "--rounds", "1", "--every", "0.5")
-    for part in ("upload", "recovery", "changed rows of a base", "training"):
+    shown = run("bench/remote.py", "--tiny")
+    for part in ("upload", "recovery"):
         assert part in shown
 
 
 @pytest.mark.long
-def test_parity_at_every_step_is_measured_next_to_none_and_the_limit() -> None:
-    """Nine processes import torch."""
+def test_parity_at_every_step_is_measured_next_to_none() -> None:
+    """Six processes import torch."""
     shown = run("bench/parity_overhead.py", "--tiny")
-    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:5]}
-    assert list(rows) == ["none", "parity", "simple", "formula"]
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:4]}
+    assert list(rows) == ["none", "parity", "formula"]
     assert float(rows["parity"][2]) > 0.8 * float(rows["formula"][0])  # MB of a step
     assert float(rows["parity"][0]) > 0
-    assert "the limit, by stage" in shown
 
 
 def test_the_interval_of_a_median_leaves_out_as_many_values_on_both_sides() -> None:
@@ -193,21 +192,6 @@ def test_the_interval_of_a_median_leaves_out_as_many_values_on_both_sides() -> N
     assert interval(range(40, 0, -1)) == (14, 27)
     assert sum(math.comb(40, heads) for heads in range(14)) <= 2**40 / 40
     assert sum(math.comb(40, heads) for heads in range(15)) > 2**40 / 40
-
-
-@pytest.mark.parametrize(
-    ("slower", "says"), [(0.0, "met"), (0.02, "missed"), (0.01, "not decided")]
-)
-def test_the_cost_of_copying_is_decided_by_the_interval_alone(slower: float, says: str) -> None:
-    pytest.importorskip("obstore")
-    module = load("remote_training")
-    without = [module.Stretch(1000.0, 0.01, 0.1)] * 40
-    noise = [0.004 * (number % 5 - 2) for number in range(40)]
-    with_copy = [module.Stretch(1000.0 * (1 - slower + n), 0.0101, 0.115) for n in noise]
-    found = module.compare(with_copy, without)
-    assert found["target"] == says
-    assert found["ratio_to_none"] == pytest.approx(1 - slower)
-    assert (found["training_cpu_ratio"], found["cores_that_copy"]) == (1.01, 0.015)
 
 
 def test_how_often_parity_does_not_suffice_is_played_next_to_the_formula(

@@ -17,7 +17,7 @@ from python_tests.helpers import (
     build,
     make_indices,
     read_chunks,
-    shard_records,
+    row_records,
     train_step,
 )
 
@@ -34,20 +34,20 @@ def begun_at(run, num_steps):
     return begun
 
 
-EXACT = {"when_busy": "wait", "optimizer": "sgd"}
+EXACT = {"optimizer": "sgd"}
 
 
 # --- when ---
 
 
 def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4, when_busy="wait"), **EXACT)
     assert begun_at(run, 10) == [(1, "base"), (5, "partial"), (9, "partial")]
     run.checkpointer.close()
 
 
 def test_step_returns_the_snapshot_that_began_and_otherwise_nothing(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
     begun = [run.checkpointer.step() for _ in range(4)]
     assert [snapshot and snapshot.number for snapshot in begun] == [1, None, 2, None]
     assert begun[0].wait_until_done(30)
@@ -121,7 +121,7 @@ def test_snapshots_that_are_due_faster_than_they_are_written_are_reported_once(
 
 
 def test_when_busy_wait_holds_training_until_the_last_snapshot_is_committed(tmp_path, held_commits):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
     run.train(2)
     threading.Timer(1.5, held_commits.set).start()
     assert begun_at(run, 1) == [(3, "partial")]
@@ -174,7 +174,7 @@ def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_s
         {"a": (80, 2)},
         num_shards=2,
         priority=cpr_ext.MostFrequentlyUsed(0.1),
-        schedule=cpr_ext.EverySteps(10**9),
+        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
         **EXACT,
     )
     run.checkpointer.step()
@@ -188,22 +188,22 @@ def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_s
         run.checkpointer.step()
     run.checkpointer.save()
     run.checkpointer.wait()
-    partials = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
-    assert len(partials) == 2
-    for shard, path in enumerate(partials):
-        (chunk,) = read_chunks(path)
-        begin = 40 * shard
+    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
+    (chunk,) = read_chunks(path)
+    expected = []
+    for begin in (0, 40):
         order = sorted(range(begin, begin + 40), key=lambda row: (-counts[row].item(), row))
-        assert chunk.row_ids.tolist() == sorted(order[:4])
+        expected += sorted(order[:4])
+    assert chunk.row_ids.tolist() == expected
     run.checkpointer.close()
 
 
 def test_small_tables_are_saved_whole_with_each_partial_snapshot(tmp_path):
     tables = {"large": (20_000, 2), "tiny": (5, 2)}
-    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3), **EXACT)
+    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3, when_busy="wait"), **EXACT)
     run.train(4)
     run.checkpointer.wait()
-    (path,) = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
     chunks = {chunk.table: chunk for chunk in read_chunks(path)}
     assert chunks["tables.tiny"].row_ids.tolist() == list(range(5))
     assert 0 < len(chunks["tables.large"].row_ids) <= 3 * run.lookups
@@ -215,7 +215,7 @@ def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
         tmp_path,
         {"a": (500, 2)},
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(3),
+        schedule=cpr_ext.EverySteps(3, when_busy="wait"),
         **EXACT,
     )
     run.train(1)
@@ -223,7 +223,7 @@ def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
     run.train(3)
     run.checkpointer.wait()
     changed = (run.rows()["tables.a"]["weight"] != before).any(dim=1).nonzero().flatten()
-    (path,) = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
     (chunk,) = read_chunks(path)
     assert set(changed.tolist()) <= set(chunk.row_ids.tolist())
     assert len(chunk.row_ids) <= 3 * run.lookups
@@ -235,7 +235,7 @@ def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):
         tmp_path,
         {"a": (40, 2)},
         priority=cpr_ext.MostFrequentlyUsed(0.05),
-        schedule=cpr_ext.EverySteps(10**9),
+        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
         **EXACT,
     )
     run.checkpointer.step()
@@ -245,7 +245,7 @@ def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):
     for _ in range(3):
         run.checkpointer.save()
         run.checkpointer.wait()
-        (*_, path) = [path for _, _, path in shard_records(run.store)]
+        (*_, path) = [path for _, path in row_records(run.store)]
         saved.append(read_chunks(path)[0].row_ids.tolist())
     assert saved == [[1, 2], [3, 4], [3, 4]]  # the third had no rows, so the second is the newest
     run.checkpointer.close()
@@ -259,8 +259,8 @@ def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_byte
         tmp_path,
         {"a": (300, 4)},
         lookups=40,
-        rebase_after=rebase_after,
-        schedule=cpr_ext.EverySteps(1),
+        store=cpr_ext.StoreOptions(rebase_after=rebase_after),
+        schedule=cpr_ext.EverySteps(1, when_busy="wait"),
         **EXACT,
     )
     written = {"base": 0, "partial": 0}
@@ -280,19 +280,24 @@ def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_byte
     run.checkpointer.close()
 
 
-def test_a_new_base_leaves_one_segment_per_shard(tmp_path):
-    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1), **EXACT)
+def test_a_new_base_leaves_its_own_segments_alone(tmp_path):
+    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1, when_busy="wait"), **EXACT)
     run.train(5)
     run.checkpointer.save("base")
     run.checkpointer.wait()
     names = [path.name for path in tmp_path.rglob("*.safetensors")]
-    assert len(names) == 4
+    assert len(names) == 2
     assert len({name.split("-")[0] for name in names}) == 1
     run.checkpointer.close()
 
 
 def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), rebase_after=None, **EXACT)
+    run = Trained(
+        tmp_path,
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=cpr_ext.StoreOptions(None),
+        **EXACT,
+    )
     run.train(5)
     run.checkpointer.wait()
     metrics = run.checkpointer.metrics

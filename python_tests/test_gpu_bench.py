@@ -82,6 +82,38 @@ def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
     assert library.bound_gather is not None
 
 
+def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Path) -> None:
+    run_emulated("profile", tmp_path)
+    events = load("gpu_device").read_events(tmp_path / "trace.json.gz")
+    [clock] = [e for e in events if e.name == "cpr_ext clock"]
+    done = {e.name: e for e in events if e.category == "cpr_ext"}
+    assert set(done) == {"check", "write"}
+    for each in done.values():
+        assert clock.begin < each.begin < each.end < events[-1].end + 60
+    assert done["check"].end <= done["write"].end
+
+
+def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path: Path, capsys: Any) -> None:
+    def event(category: str, name: str, begin: float, duration: float, stream: int = 7) -> Any:
+        times = {"ts": begin, "dur": duration, "args": {"stream": stream}}
+        return {"ph": "X", "cat": category, "name": name, **times}
+
+    trace = tmp_path / "trace.json"
+    events = [event("kernel", "void at::native::fill", 1000.0 + 100 * i, 90.0) for i in range(20)]
+    events += [
+        event("kernel", "void cpr_ext::(anonymous namespace)::count_bins_kernel<int>()", 1592, 3.0),
+        event("cpr_ext", "write", 1890.0, 200.0),
+    ]
+    trace.write_text(json.dumps({"traceEvents": events}))
+    load("gpu_profile").show(trace)
+    shown = capsys.readouterr().out
+    assert "snapshot: 0.5 ms from the first row chosen" in shown
+    assert "longest gap in training's stream: 0.010 ms during the snapshot, 0.010 ms out" in shown
+    trace.write_text(json.dumps({"traceEvents": []}))
+    with pytest.raises(RuntimeError, match="no snapshot in training"):
+        load("gpu_profile").show(trace)
+
+
 # --- what is made of results ---
 
 
@@ -114,11 +146,7 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     kept = json.loads(file.read_text())
     assert [row["stage"] for row in kept["rows"]] == ["early", "a", "late"]
     assert kept["rows"][1]["error"] == "MemoryError: all is full"
-    monkeypatch.setattr(load("page"), "IMAGES", tmp_path)
-    assert "gpu_timeline.png" not in "".join(load("page").gpu(load("results").Results(tmp_path)))
-    (tmp_path / "gpu_timeline.png").touch()
     page = "\n".join(load("page").gpu(load("results").Results(tmp_path)))
-    assert "(images/gpu_timeline.png)" in page
     assert "| early | other | 2.00x | 1.00x | 1000.000 ms | 2000.000 ms | met |" in page
     assert "| late | other | 0.50x | 1.00x | 1000.000 ms | 500.000 ms | missed |" in page
     assert "a failed: MemoryError: all is full" in page

@@ -21,7 +21,7 @@ from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.selection import Selector
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tracking.inventory import Inventory
-from python_tests.helpers import die, same_bits
+from python_tests.helpers import die, open_checkpointer, same_bits
 from python_tests.tracking.watched import NEVER
 
 N = 80
@@ -63,13 +63,13 @@ class Loop:
         dense = torch.optim.SGD(self.model["head"].parameters(), lr=0.01)
         self.optimizers = [first, second, dense]
         self.inner = torch.optim.SGD(self.model["top"].parameters(), lr=0.01, momentum=0.9)
-        self.ckpt = cpr_ext.Checkpointer(
+        self.ckpt = open_checkpointer(
             self.model,
             self.optimizers,
             directory,
             priority=cpr_ext.AllRows() if fraction == 1 else cpr_ext.MostFrequentlyUsed(fraction),
             overlap=overlap,
-            retention=cpr_ext.Retention(full_recovery_points=100),
+            store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(100)),
             save_at_close=False,
             **NEVER,
         )

@@ -39,7 +39,10 @@ class History:
         self.directory = directory
         self.options = {
             "num_shards": self.draw.choice([1, 2]),
-            "rebase_after": self.draw.choice([None, 1.0]),
+            "store": cpr_ext.StoreOptions(
+                rebase_after=self.draw.choice([None, 1.0]),
+                retention=cpr_ext.Retention(full_recovery_points=self.draw.choice([0, 2])),
+            ),
             "scores": self.draw.random() < 0.5,
             "priority": self.draw.choice([
                 cpr_ext.MostFrequentlyUsed(),
@@ -47,7 +50,6 @@ class History:
                 cpr_ext.LargestChange(0.2),
                 cpr_ext.AllRows(),
             ]),
-            "retention": cpr_ext.Retention(full_recovery_points=self.draw.choice([0, 2])),
             "schedule": cpr_ext.EverySteps(10**6),
         }  # fmt: skip
         self.store = directory / "store"

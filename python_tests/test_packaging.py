@@ -76,7 +76,7 @@ def test_the_wheel_builds_without_torch_and_its_core_loads_without_it(bare_pytho
 def test_the_wheel_holds_the_data_that_the_package_reads(bare_python: Path) -> None:
     program = (
         "import importlib.resources as r\n"
-        "print((r.files('cpr_ext') / 'lab' / 'dlrm' / 'access_locality.json').is_file(),\n"
+        "print((r.files('cpr_ext') / 'wings/lab/dlrm/access_locality.json').is_file(),\n"
         "      (r.files('cpr_ext') / 'py.typed').is_file())"
     )
     assert run(bare_python, "-c", program, cwd="/").split() == ["True", "True"]

@@ -67,17 +67,18 @@ def setups(draw):
         has_short_windows=draw(st.booleans()),
         options={
             "priority": draw(st.sampled_from(PRIORITIES)),
-            "schedule": cpr_ext.EverySteps(draw(st.sampled_from([1, 2, 5, 1000]))),
+            "schedule": cpr_ext.EverySteps(
+                draw(st.sampled_from([1, 2, 5, 1000])),
+                when_busy=draw(st.sampled_from(["delay", "wait"])),
+            ),
             "overlap": draw(st.sampled_from(["always", "never"])),
-            "when_busy": draw(st.sampled_from(["delay", "wait"])),
             "num_shards": draw(st.integers(1, 2)),
-            "rebase_after": draw(st.sampled_from([None, 2.0])),
+            "store": cpr_ext.StoreOptions(rebase_after=draw(st.sampled_from([None, 2.0]))),
             "staging": cpr_ext.StagingOptions(
                 slot_bytes=draw(st.sampled_from([56 << 10, 1 << 20])),
                 num_threads=1,
                 direct_io=False,
             ),
-            "count_row_updates": draw(st.booleans()),
         },
     )
 

@@ -19,7 +19,7 @@ from python_tests.helpers import (
     copy_state,
     differences,
     read_chunks,
-    shard_records,
+    row_records,
 )
 from python_tests.truth_model import NEVER, ROWS, Moment, same_rows
 from python_tests.truth_training import TrueTraining
@@ -36,7 +36,7 @@ class TrueRun(TrueTraining):
         if not self.was_changed_outside:
             failures = self.ckpt.metrics.failures
             assert all("close() in the middle of" in each for each in failures), failures
-        for _, _, path in shard_records(self.ckpt.store):
+        for _, path in row_records(self.ckpt.store):
             if path not in self._checked:
                 self._checked.add(path)
                 self._check_segment(path)
@@ -61,7 +61,7 @@ class TrueRun(TrueTraining):
     def stored_rows(self, snapshot=NEVER):
         """The rows of the store as of a snapshot: {table: (steps (n,), {array: tensor})}."""
         rows = {}
-        for _, record, path in shard_records(self.ckpt.store):
+        for record, path in row_records(self.ckpt.store):
             if record.snapshot > snapshot:
                 continue
             for chunk in read_chunks(path):

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-import cpr_ext
 from cpr_ext.errors import (
     SnapshotError,
     SnapshotFailedWarning,
@@ -18,6 +17,7 @@ from python_tests.helpers import (
     copy_rows,
     copy_state,
     die,
+    open_checkpointer,
     short_windows,
 )
 from python_tests.truth_model import ROWS, Model, Moment
@@ -60,7 +60,7 @@ class TrueTraining:
         ]
         self.optimizers.append(torch.optim.Adam(self.model.head.parameters()))
         self.touched = {n: torch.zeros(rows, dtype=torch.int64) for n, rows in ROWS.items()}
-        self.ckpt = cpr_ext.Checkpointer(
+        self.ckpt = open_checkpointer(
             self.model, self.optimizers, self.directory, **self.setup.options
         )
         self.is_past_step = False

@@ -101,7 +101,6 @@ PARTS = (
         '"$PYTHON" bench/gpu_profile.py --trace "$GPU_OUT/trace.json.gz"',
         150,
         modules=("torch", *_TRAINING),
-        keeps=("docs/images/gpu_timeline.png",),
     ),
     Part(
         "train",  # MovieTweetings; killed by SIGKILL; from one device to another

@@ -19,7 +19,7 @@ import ast
 import contextlib
 import copy
 import hashlib
-import importlib
+import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -201,6 +201,8 @@ def judge(job: tuple[Mutant, list[str], float, float]) -> tuple[str, dict[str, A
     source = path.read_bytes()
     start, stop = mutant["start"], mutant["stop"]
     path.write_bytes(source[:start] + mutant["text"].encode() + source[stop:])
+    # What was compiled of another text of this length, in this second, would be taken for this.
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     code, results = run(tree, tests, 40 + 6 * seconds, enough)
     path.write_bytes(source)
     killers = sorted({test for test, outcome, _ in results if outcome == "failed"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from cpr_ext.checkpointer.call_guard import CallGuard
-from cpr_ext.checkpointer.options import CheckpointerOptions, OnNan, StagingOptions
+from cpr_ext.checkpointer.options import (
+    CheckpointerOptions,
+    StagingOptions,
+    StoreOptions,
+    require_schedule,
+)
 from cpr_ext.checkpointer.parts import (
     Trained,
     build_parts,
@@ -34,24 +39,19 @@ from cpr_ext.runtime.termination import EXIT_CODE, OnSigterm, Termination
 from cpr_ext.runtime.validation import (
     as_optimizers,
     as_whole_number,
-    require_callable_or_none,
     require_model,
     require_one_of,
     require_path,
 )
-from cpr_ext.saving.background_capture import OverlapChoice
-from cpr_ext.saving.priorities import Priority
-from cpr_ext.saving.saver import WhenBusy
+from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
-from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart, require_savable
 from cpr_ext.state.position import require_sound
-from cpr_ext.state.precision import Precision
-from cpr_ext.state.stateful import Stateful, as_declared, refuse_saved_twice
+from cpr_ext.state.stateful import as_declared, refuse_saved_twice
 from cpr_ext.state.table import Table, as_rows, find_table
-from cpr_ext.storage.origin import Remote, RemoteStatus
-from cpr_ext.storage.retention import Retention
+from cpr_ext.storage.origin import RemoteStatus
 from cpr_ext.storage.retries import OnReadError, falling_back
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 
@@ -67,45 +67,18 @@ class Checkpointer:
         directory: the store; created if it does not exist.
         priority: which rows a partial snapshot saves first. Default: ``MostFrequentlyUsed(0.125)``.
         schedule: when to take one. Default: ``EverySeconds(60)``.
-        overlap: ``"auto"`` captures on a background thread while forward and backward run, which
-            only read the tables. It is for tables that only their optimizer changes: another change
-            is detected (unless ``.data`` hides it from PyTorch) and costs the snapshot. Tables of
-            less than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``,
-            as are all with ``"never"``. ``"always"`` overlaps small tables too, and raises where it
-            cannot.
         num_shards: number of row ranges of every table, each recovered separately.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
             With keyed tables every snapshot is of one step, and captured inside ``step()``.
-        extra_state: called for each snapshot; its result (plain values and tensors) is saved with
-            the snapshot and returned as ``RecoveryReport.extra_state``.
-        stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
-            schedulers, ``torch.amp.GradScaler`` and an ``AveragedModel``, always in the same order.
-            Their states are saved whole with the dense part, and ``recover()`` loads them.
-        per_rank: objects of ``stateful``, and the word ``"extra_state"``, that each process of a
-            job has for itself, such as the reader of its own files. Else all processes resume with
-            the state of the one that saved last.
-        rebase_after: take a base snapshot instead of a partial one after partial snapshots have
-            written this many times the bytes of the last base; this bounds disk use and recovery
-            time; None: never.
-        retention: how many full-recovery points to keep, and how many bytes in all: a
-            ``cpr_ext.Retention``. None: the newest snapshot only.
-        when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
-            starts it after that commit, and logs a warning if three in a row begin late; ``"wait"``
-            blocks training until then, so that snapshots are taken at the same steps whatever the
-            disk's speed.
-        save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
-            trained since the newest snapshot. An exception that leaves the block saves nothing.
-        on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
-        staging: memory, threads and file access of a snapshot. Default:
-            :class:`cpr_ext.StagingOptions` as it is.
-        count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
-            were lost. ``MostFrequentlyUsed`` always does.
-        remote: object storage to which committed states are copied in the background:
-            ``cpr_ext.wings.remote.RemoteOptions("s3://bucket/job")``. If ``directory`` is empty,
-            the state there is read into it first. See ``docs/remote.md``.
-        precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`.
-            Default: all.
+        state: by name, what else a snapshot holds. Objects with ``state_dict()`` and
+            ``load_state_dict()``, such as learning-rate schedulers, ``torch.amp.GradScaler``, a
+            reader or an ``AveragedModel``, take their state back in ``recover()``. The result of a
+            callable without arguments (plain values and tensors) is in ``RecoveryReport.state``
+            after it. ``cpr_ext.PerRank(...)`` around either marks what each process
+            of a job has for itself; all else is that of the process that saved last.
+        store: what the store keeps, how exactly, and its copy: :class:`cpr_ext.StoreOptions`.
+        staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
         on_sigterm: ``"save"``: after SIGTERM the step in flight is the last. Its :meth:`step` saves
             all rows, waits until they are durable, closes this object and raises
             ``SystemExit(143)``. For training in one process. None: SIGTERM does what it did.
@@ -126,42 +99,19 @@ class Checkpointer:
         schedule: Schedule | None = None,
         num_shards: int = 1,
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
-        extra_state: Callable[[], Any] | None = None,
-        stateful: Sequence[Stateful] | Stateful | None = None,
-        per_rank: Sequence[object] | object | None = None,
-        rebase_after: float | None = 4.0,
-        retention: Retention | None = None,
-        when_busy: WhenBusy = "delay",
-        save_at_close: bool = True,
-        on_nan: OnNan = "raise",
-        overlap: OverlapChoice = "auto",
-        staging: StagingOptions | None = None,
-        count_row_updates: bool = False,
-        remote: Remote | None = None,
-        precision: Precision | None = None,
+        state: Mapping[str, Any] | None = None,
+        store: StoreOptions = StoreOptions(),  # noqa: B008 - it is frozen
+        staging: StagingOptions = StagingOptions(),  # noqa: B008
         on_sigterm: OnSigterm | None = None,
     ) -> None:
         require_model(model)
         require_path("directory", directory)
-        require_callable_or_none("extra_state", extra_state)
-        defaults: dict[str, Any] = {
-            "priority": priority,
-            "schedule": schedule,
-            "staging": staging,
-            "precision": precision,
-        }
         settings = CheckpointerOptions(
-            num_shards=num_shards,
-            rebase_after=rebase_after,
-            retention=retention,
-            when_busy=when_busy,
-            save_at_close=save_at_close,
-            on_nan=on_nan,
-            overlap=overlap,
-            count_row_updates=count_row_updates,
-            remote=remote,
-            on_sigterm=on_sigterm,
-            **{name: value for name, value in defaults.items() if value is not None},
+            MostFrequentlyUsed() if priority is None else priority,
+            EverySeconds(60) if schedule is None else schedule,
+            num_shards,
+            store,
+            staging,
         )
         self._termination = Termination(on_sigterm)
         if on_sigterm is not None:
@@ -176,8 +126,8 @@ class Checkpointer:
         require_savable(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
         #: The state that no model or optimizer has.
-        self.declared = as_declared(stateful, extra_state, per_rank)
-        refuse_saved_twice(self.declared.stateful, model, self.optimizers)
+        self.declared = as_declared(state)
+        refuse_saved_twice(self.declared.objects, model, self.optimizers)
         trained = Trained(model, self.optimizers, self.tables, settings, self.declared)
         parts = build_parts(trained, directory)
         self.store = parts.store
@@ -202,6 +152,7 @@ class Checkpointer:
 
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
+        require_schedule(schedule)
         self._account.schedule = schedule
 
     @property
@@ -371,12 +322,12 @@ class Checkpointer:
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.
 
-        It has parameters, optimizers (except those of tables alone), generators, position and extra
-        state.
+        It has parameters, optimizers (except those of tables alone), generators, position and
+        ``state=``.
 
         Args:
             recovered: of a recovery after which nothing was trained. The caller has not seen its
-                extra state yet, so that state is passed on instead of the caller's.
+                ``state`` yet, so that is passed on instead of the caller's.
         """
         self._guard.require_open()
         return self._parts.dense.capture_shared(recovered)
@@ -395,7 +346,7 @@ class Checkpointer:
             samples_lost: samples whose effect these rows lost; added to the metrics.
 
         Returns:
-            That worker's extra state.
+            What the callables of ``state=`` returned there; of ``PerRank``, here.
 
         Raises:
             StoreError: it trains another model; nothing was changed.
@@ -471,16 +422,20 @@ class Checkpointer:
         with self._recorder.paused():
             yield
 
-    def close(self) -> None:
+    def close(self, *, save: bool = True) -> None:
         """Save what was trained since, and release all resources. Closing twice is fine.
 
         It finishes the current snapshot. If training has passed the newest snapshot, or that one
         lacks changed rows, it saves all rows as they are now. This takes as long as a base
-        snapshot; ``save_at_close=False`` turns it off. In the middle of a step it cannot; a line of
-        the log then reports what is not saved.
+        snapshot. In the middle of a step it cannot; a line of the log then reports what is not
+        saved. The normal end of a ``with`` block does the same; an exception that leaves it saves
+        nothing.
 
         In a forked child there is nothing to release: it returns at once. After an interruption by
         Ctrl-C it can be called again; until then the store's locks are kept.
+
+        Args:
+            save: False saves nothing more.
 
         Raises:
             SnapshotError: a snapshot failed (such as the last one), no exception reported it, and
@@ -492,7 +447,7 @@ class Checkpointer:
         self._guard.require_idle("close()")
         try:
             with self._guard.in_call("close()"):
-                self._saving.finish()
+                self._saving.finish(save=save)
         finally:
             release_kept()
             self._saving.release()

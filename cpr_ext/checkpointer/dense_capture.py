@@ -98,12 +98,12 @@ class DenseCapture:
         """Return a copy of the state that all workers have in common.
 
         Args:
-            recovered: of a recovery whose extra state the user has not seen yet: that is passed on
+            recovered: of a recovery whose values the user has not seen yet: those are passed on
                 instead of the user's.
         """
         position = self._position()
-        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
-            position["extra_state"] = recovered.extra_state
+        if recovered is not None and (recovered.step > 0 or recovered.state):
+            position["values"] = dict(recovered.state)
         optimizers = shared_optimizers(self._optimizers, self._tables)
         return self._capture(optimizers, position)
 
@@ -124,20 +124,19 @@ class DenseCapture:
             self._tables,
             generators=generators,
             buffers=buffers,
-            stateful=self.declared.stateful,
-            keep=self.declared.per_rank,
+            declared=self.declared,
+            keep=self.declared.own,
         )
         return position
 
-    def capture_whole(self, extra_state: Any = None) -> DensePart:
+    def capture_whole(self, values: Mapping[str, Any] | None = None) -> DensePart:
         """Return a copy that :meth:`restore_whole` of any worker can go back to.
 
         Args:
-            extra_state: in place of the user's; None: the user's.
+            values: in place of the user's; None: the user's.
         """
-        if extra_state is None:
-            extra_state = self.extra_state()
-        position = {**self._place(), "extra_state": extra_state, "rows_unsaved": None}
+        values = self.values() if values is None else dict(values)
+        position = {**self._place(), "values": values, "rows_unsaved": None}
         return self._with_unsaved(self._capture(self._optimizers, position))
 
     def restore_whole(self, part: DensePart, own: DensePart | None) -> None:
@@ -147,8 +146,8 @@ class DenseCapture:
             StoreError: it is of another model; nothing was changed.
         """
         model, optimizers, tables = self._model, self._optimizers, self._tables
-        stateful = self.declared.stateful
-        restore_dense(part, model, optimizers, tables, generators=own is None, stateful=stateful)
+        declared = self.declared
+        restore_dense(part, model, optimizers, tables, generators=own is None, declared=declared)
         if own is not None:
             restore_own_part(own, model, optimizers, tables, self.declared)
 
@@ -160,12 +159,12 @@ class DenseCapture:
     def _capture(
         self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
     ) -> DensePart:
-        stateful = self.declared.stateful
-        return capture_dense(self._model, optimizers, self._tables, position, stateful, self._forms)
+        declared = self.declared
+        return capture_dense(self._model, optimizers, self._tables, position, declared, self._forms)
 
-    def extra_state(self) -> Any:
-        """Return the user's extra state as it is now; None: there is none."""
-        return None if self.declared.extra_state is None else self.declared.extra_state()
+    def values(self) -> dict[str, Any]:
+        """Return the user's values as they are now, by name."""
+        return {name: value() for name, value in self.declared.values.items()}
 
     def _with_unsaved(self, part: DensePart) -> DensePart:
         tree, tensors = copy_unsaved_buffers(self._model, self._tables)
@@ -182,7 +181,7 @@ class DenseCapture:
     def _position(self, count_waiting: Callable[[], int] = lambda: 0) -> dict[str, Any]:
         return {
             **self._place(),
-            "extra_state": self.extra_state(),
+            "values": self.values(),
             "rows_unsaved": self._count_unsaved_rows(count_waiting),
         }
 

@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cpr_ext.errors import UsageError
-from cpr_ext.runtime.termination import OnSigterm
 from cpr_ext.runtime.validation import (
     as_shard_count,
     as_whole_number,
     require_flag,
+    require_instance,
     require_kind,
     require_one_of,
     require_positive_or_none,
 )
-from cpr_ext.saving.background_capture import OverlapChoice
-from cpr_ext.saving.priorities import LargestChange, MostFrequentlyUsed, Priority
-from cpr_ext.saving.saver import WhenBusy
-from cpr_ext.schedules.intervals import EverySeconds, Schedule
+from cpr_ext.saving.priorities import LargestChange, Priority
+from cpr_ext.schedules.intervals import Schedule
 from cpr_ext.state.precision import Precision
 from cpr_ext.storage.origin import Remote
 from cpr_ext.storage.retention import Retention
@@ -62,6 +60,45 @@ OnNan = Literal["raise", "save"]
 
 
 @dataclass(frozen=True)
+class StoreOptions:
+    """What a store keeps, how exactly, and where a copy of it is.
+
+    Attributes:
+        rebase_after: take a base snapshot instead of a partial one after partial snapshots have
+            written this many times the bytes of the last base; this bounds disk use and recovery
+            time; None: never.
+        retention: how many full-recovery points to keep, and how many bytes in all: a
+            ``cpr_ext.Retention``. None: the newest snapshot only.
+        precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`.
+        remote: object storage to which committed states are copied in the background:
+            ``cpr_ext.RemoteOptions("s3://bucket/job")``. If the directory is empty, the state there
+            is read into it first. See ``docs/remote.md``.
+        on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
+
+    Raises:
+        UsageError: a value is out of range, or of another kind.
+    """
+
+    rebase_after: float | None = 4.0
+    retention: Retention | None = None
+    precision: Precision = field(default_factory=Precision)
+    remote: Remote | None = None
+    on_nan: OnNan = "raise"
+
+    def __post_init__(self) -> None:
+        require_one_of("on_nan", self.on_nan, ("raise", "save"))
+        require_positive_or_none("rebase_after", self.rebase_after)
+        require_instance("precision", self.precision, Precision, 'Precision(partial="int8")')
+        require_kind("retention", self.retention, Retention, "Retention(full_recovery_points=3)")
+        require_kind("remote", self.remote, Remote, "RemoteOptions('s3://bucket/job')")
+
+    @property
+    def refuses_nan(self) -> bool:
+        """Whether a snapshot is aborted rather than save NaN."""
+        return self.on_nan == "raise"
+
+
+@dataclass(frozen=True)
 class CheckpointerOptions:
     """All options that say how to save; ``Checkpointer`` describes each.
 
@@ -69,36 +106,19 @@ class CheckpointerOptions:
         UsageError: one is out of range, or two do not go together.
     """
 
-    priority: Priority = field(default_factory=MostFrequentlyUsed)
-    schedule: Schedule = field(default_factory=lambda: EverySeconds(60))
-    num_shards: int = 1
-    rebase_after: float | None = 4.0
-    retention: Retention | None = None
-    when_busy: WhenBusy = "delay"
-    save_at_close: bool = True
-    on_nan: OnNan = "raise"
-    overlap: OverlapChoice = "auto"
-    staging: StagingOptions = field(default_factory=StagingOptions)
-    count_row_updates: bool = False
-    remote: Remote | None = None
-    precision: Precision = field(default_factory=Precision)
-    on_sigterm: OnSigterm | None = None
+    priority: Priority
+    schedule: Schedule
+    num_shards: int
+    store: StoreOptions
+    staging: StagingOptions
 
     def __post_init__(self) -> None:
-        require_one_of("when_busy", self.when_busy, ("delay", "wait"))
-        require_one_of("on_nan", self.on_nan, ("raise", "save"))
-        require_one_of("overlap", self.overlap, ("auto", "always", "never"))
-        require_positive_or_none("rebase_after", self.rebase_after)
         object.__setattr__(self, "num_shards", as_shard_count(self.num_shards))
-        require_kind("priority", self.priority, Priority, "MostFrequentlyUsed(0.125)")
-        require_kind("schedule", self.schedule, Schedule, "EverySteps(500)")
-        require_kind("staging", self.staging, StagingOptions, "StagingOptions(num_slots=3)")
-        require_kind("precision", self.precision, Precision, 'Precision(partial="int8")')
-        require_kind("retention", self.retention, Retention, "Retention(full_recovery_points=3)")
-        require_kind("remote", self.remote, Remote, "RemoteOptions('s3://bucket/job')")
-        require_flag("count_row_updates", self.count_row_updates)
-        require_flag("save_at_close", self.save_at_close)
-        if isinstance(self.priority, LargestChange) and self.on_nan == "save":
+        require_instance("priority", self.priority, Priority, "MostFrequentlyUsed(0.125)")
+        require_schedule(self.schedule)
+        require_instance("store", self.store, StoreOptions, "StoreOptions(rebase_after=2.0)")
+        require_instance("staging", self.staging, StagingOptions, "StagingOptions(num_slots=3)")
+        if isinstance(self.priority, LargestChange) and not self.store.refuses_nan:
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
 
     @property
@@ -106,7 +126,8 @@ class CheckpointerOptions:
         """Whether a partial snapshot saves every dirty row."""
         return self.priority.fraction >= 1
 
-    @property
-    def refuses_nan(self) -> bool:
-        """Whether a snapshot is aborted rather than save NaN."""
-        return self.on_nan == "raise"
+
+def require_schedule(schedule: Schedule) -> None:
+    """Raise UsageError unless it is a schedule whose ``when_busy`` there is."""
+    require_instance("schedule", schedule, Schedule, "EverySteps(500)")
+    schedule.require_sound()

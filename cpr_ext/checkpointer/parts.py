@@ -139,12 +139,7 @@ class _Tracking:
         tables, settings = trained.tables, trained.settings
         self.prioritized = {table.name for table in prioritized_tables(tables)}
         self.trackers = {
-            table.name: make_tracker(
-                settings.priority,
-                table,
-                table.name in self.prioritized,
-                count_updates=settings.count_row_updates,
-            )
+            table.name: make_tracker(settings.priority, table, table.name in self.prioritized)
             for table in tables
         }
         self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
@@ -172,7 +167,7 @@ class _Staging:
 
     def __init__(self, trained: Trained) -> None:
         staging, tables = trained.settings.staging, trained.tables
-        slot_bytes = choose_slot_bytes(staging.slot_bytes, tables, trained.settings.precision)
+        slot_bytes = choose_slot_bytes(staging.slot_bytes, tables, trained.settings.store.precision)
         self.devices = devices_of(table.weight for table in tables)
         use_training_streams(self.devices)
         slots = {"slot_bytes": slot_bytes, "num_slots": staging.num_slots}
@@ -200,17 +195,16 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     tracking = _Tracking(trained, staging.threads)
     account = _run_state(trained, tracking)
     origin = None
-    if settings.remote is not None:
-        origin = settings.remote.open(Path(directory).absolute())
+    if settings.store.remote is not None:
+        origin = settings.store.remote.open(Path(directory).absolute())
     store = Store(
         directory,
         tables=tables,
-        num_shards=settings.num_shards,
-        retention=settings.retention,
+        retention=settings.store.retention,
         origin=origin,
     )
     recoverer = Recoverer(
-        *(model, optimizers, tables, store),
+        *(model, optimizers, tables, store, settings.num_shards),
         *(tracking.trackers, tracking.recorder, tracking.keys, staging.threads),
         # Files that were made just now are in the page cache.
         direct_io=settings.staging.direct_io and not (origin is not None and origin.read_from),
@@ -218,14 +212,14 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     )
     dense = DenseCapture(
         *(model, optimizers, tables, tracking.trackers, tracking.watch, account, declared),
-        refuses_nan=settings.refuses_nan,
+        refuses_nan=settings.store.refuses_nan,
     )
-    rebase = RebasePolicy(store, tables, settings.rebase_after)
+    rebase = RebasePolicy(store, tables, settings.store.rebase_after)
     committer = CommitThread()
     selector = _selector(trained, tracking, staging)
     context = SnapshotContext(store, selector, staging.pipeline, tracking.hashes)
     overlap = None
-    if BackgroundCapture.is_wanted(settings.overlap, tables):
+    if BackgroundCapture.is_wanted(tables):
         overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.hashes)
     options = _saving_options(trained)
     claims = Claims(
@@ -259,7 +253,7 @@ def _run_state(trained: Trained, tracking: _Tracking) -> RunState:
     settings = trained.settings
     meter = CostMeter(
         *(trained.tables, tracking.prioritized, settings.priority.fraction),
-        *(settings.num_shards, settings.precision),
+        *(settings.num_shards, settings.store.precision),
     )
     return RunState(meter, settings.schedule, settings.num_shards)
 
@@ -282,11 +276,10 @@ def _saving_options(trained: Trained) -> SavingOptions:
     all_on_gpu = bool(tables) and all(device_of(table.weight) is not None for table in tables)
     return SavingOptions(
         is_keyed,
-        settings.when_busy,
         WriteOptions(
             settings.staging.direct_io,
-            refuse_nan=settings.refuses_nan,
-            precision=settings.precision,
+            refuse_nan=settings.store.refuses_nan,
+            precision=settings.store.precision,
         ),
         gather_bytes=settings.staging.gather_bytes if all_on_gpu and not is_keyed else 0,
         slots_per_step=settings.staging.num_slots if all_on_gpu else 1,  # GPUs copy by themselves

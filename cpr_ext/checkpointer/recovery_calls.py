@@ -47,7 +47,7 @@ class Healing:
         """
         self._heal_what_fails(
             lambda reader, record: (
-                reader.open(record) if record.shard is not None else read_dense(reader, record)
+                read_dense(reader, record) if record.kind == "dense" else reader.open(record)
             )
         )
 
@@ -220,11 +220,11 @@ class RecoveryCalls:
     ) -> Any:
         """Resume from the state of another worker of the same job."""
         self._saver.pause()
-        own_step, own_extra_state = self._account.step, self._own_extra_state()
+        own_step, own_values = self._account.step, self._own_values()
         position = self._dense.restore_shared(part, generators=generators, buffers=buffers)
-        if self._has_recovered and own_step != position.step and self._dense.declared.is_per_rank:
+        if self._has_recovered and own_step != position.step and self._dense.declared.own:
             text = (
-                f"per_rank= state of this process is of step {own_step}; training resumes at step "
+                f"PerRank state of this process is of step {own_step}; training resumes at step "
                 f"{position.step}. A reader may give some samples again, or leave some out"
             )
             warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
@@ -233,16 +233,14 @@ class RecoveryCalls:
         self._recorder.begin_step()
         self._account.resume_at(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
-        owns = self._dense.declared.owns_extra_state
-        return own_extra_state if owns else position.extra_state
+        return self._dense.declared.shared_values(position.values) | own_values
 
-    def _own_extra_state(self) -> Any:
-        """Return this process's extra state: as recovered, if nothing was trained since."""
-        if not self._dense.declared.owns_extra_state:
-            return None
+    def _own_values(self) -> dict[str, Any]:
+        """Return this process's own values: as recovered, if nothing was trained since."""
+        declared = self._dense.declared
         recovered = self._recoverer.position
         is_fresh = self._has_recovered and recovered.step == self._account.step
-        return recovered.extra_state if is_fresh else self._dense.extra_state()
+        return declared.own_values(recovered.values if is_fresh else self._dense.values())
 
     def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
         def lost_rows(table: Table) -> list[tuple[int, int]]:
@@ -389,7 +387,7 @@ def load_into(
         position = read_position(part.tree())
         restore_dense(part, model, (), source.tables, strict=strict, generators=False)
         findings.step, findings.num_samples = position.step, position.num_samples
-        findings.extra_state = position.extra_state
+        findings.state = position.values
         findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
         source.copy_rows(findings)
         for table in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
@@ -41,14 +41,14 @@ class Rewinding:
         """Have snapshots hold buffers that ``state_dict()`` leaves out, from now on."""
         self._dense.keeps_unsaved_buffers = True
 
-    def whole_part(self, extra_state: Any = None) -> DensePart:
+    def whole_part(self, values: Mapping[str, Any] | None = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.
 
         Args:
-            extra_state: in place of the caller's, which has not seen it yet; None: the caller's.
+            values: in place of the caller's, who has not seen them yet; None: the caller's.
         """
         self._guard.require_open()
-        return self._dense.capture_whole(extra_state)
+        return self._dense.capture_whole(values)
 
     def rewind(
         self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
@@ -65,7 +65,7 @@ class Rewinding:
                 :func:`cpr_ext.state.dense_state.own_part`.
 
         Returns:
-            The extra state of that step.
+            The values of that step.
 
         Raises:
             StoreError: it is of another model; nothing was changed.
@@ -83,7 +83,7 @@ class Rewinding:
             self._watch.begin_step()
             self._watch.changes.versions.read()
             self._account.resume_at(position.step, position.num_samples)
-        return position.extra_state
+        return position.values
 
     def _forget_later_snapshots(self, step: int, *, is_replaced: bool) -> None:
         self._store.require_in_place()

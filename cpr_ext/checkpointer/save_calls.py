@@ -54,9 +54,8 @@ class SaveCalls:
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
         self._has_trained = False  # since the last recovery
-        self._save_at_close = settings.save_at_close
         self._chooses_all = settings.chooses_all
-        self._schedule_order = ScheduleOrder(parts.dense.declared.stateful)
+        self._schedule_order = ScheduleOrder(parts.dense.declared.objects.values())
         if self._schedule_order.has_schedulers:
             self._watch.first_stepped = self._schedule_order.note_optimizer
 
@@ -69,8 +68,8 @@ class SaveCalls:
             self._is_first_step = False
             warn_of_sparse_gradients(self._model, self._tables)
             declared = self._dense.declared
-            if declared.extra_state is None:
-                warn_of_schedulers(self._optimizers, declared.stateful)
+            if not declared.values:
+                warn_of_schedulers(self._optimizers, declared.objects.values())
         self._schedule_order.note_step(self._account.step + 1)
         self._has_trained = True
         account, saver = self._account, self._saver
@@ -182,7 +181,7 @@ class SaveCalls:
             self._saver.outcomes.content = self._dense.content()
         self._has_trained = self._has_trained and not whole
 
-    def finish(self) -> None:
+    def finish(self, *, save: bool) -> None:
         """Finish the snapshot in flight, and save what was trained since.
 
         In the middle of a step, abort what needs its end.
@@ -195,16 +194,16 @@ class SaveCalls:
             self.take_requested()
         self._saver.finish()
         self._grant()
-        self._save_last()
+        self._save_last(save=save)
         self._is_finished = True
 
-    def _save_last(self) -> None:
+    def _save_last(self, *, save: bool) -> None:
         """Save all rows if the newest snapshot lacks anything, or report what is not saved."""
         unsaved = self._unsaved()
         if unsaved is None:
             return
-        if not self._save_at_close:
-            logger.info("close() saves nothing (save_at_close=False): %s", unsaved)
+        if not save:
+            logger.info("close(save=False) saves nothing: %s", unsaved)
         elif self._watch.changes.problem is not None:
             logger.warning("close() saves nothing: %s; %s", unsaved, self._watch.changes.problem)
         elif self._is_past_step:

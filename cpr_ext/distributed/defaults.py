@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
+from cpr_ext.checkpointer.options import StoreOptions
 from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
@@ -119,7 +120,7 @@ def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path
         optimizers,
         directory,
         tables=[table for table in tables if table not in replicated] if replicated else None,
-        retention=Retention(full_recovery_points=POINTS_OF_A_JOB),
+        store=StoreOptions(retention=Retention(full_recovery_points=POINTS_OF_A_JOB)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
@@ -96,15 +96,15 @@ class Job:
         group: the process group, the default one of ``torch.distributed``.
         checkpointer: of this worker's shards.
         num_samples: in the step that is tried, of the whole batch; None: 1.
-        extra_state: of the worker whose position was taken at the last recovery
-            (``Checkpointer(extra_state=...)``).
+        state: what the callables of ``Checkpointer(state=...)`` returned, of the worker whose
+            position was taken at the last recovery.
     """
 
     model: nn.Module
     optimizers: Any
     group: ReformableGroup
     checkpointer: Checkpointer
-    extra_state: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
     num_samples: int | None = None
 
     @property

@@ -19,12 +19,11 @@ from cpr_ext.errors import CprError, StoreError, UntrackedChangeWarning, UsageEr
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.stateful import EXTRA_STATE
 
 _NOT_REPLICATED = (
     "{names} of this process was not the same as that of rank {source} at the same step, and is "
     "replaced by it. If each process has its own, such as a reader of its own files, say so: "
-    "per_rank=[...] takes objects of stateful=, and 'extra_state'"
+    "state={'reader': cpr_ext.PerRank(reader)}"
 )
 Recover = Callable[..., RecoveryReport]
 _Result = TypeVar("_Result")
@@ -154,8 +153,8 @@ def _load_replicated_state(
         warnings.warn(text, UntrackedChangeWarning, stacklevel=3)
         report = replace(report, differences=[*report.differences, text])
     lost = max(0, position.num_samples - report.num_samples)
-    if position.step != report.step and checkpointer.declared.is_per_rank:
-        text = f"per_rank= state is of step {report.step}, the job resumes at {position.step}"
+    if position.step != report.step and checkpointer.declared.own:
+        text = f"PerRank state is of step {report.step}, the job resumes at {position.step}"
         report = replace(report, differences=[*report.differences, text])
     if position.step > report.step:
         # Of the steps between, nobody knows which rows of this rank changed.
@@ -165,35 +164,31 @@ def _load_replicated_state(
         step=position.step,
         num_samples=position.num_samples,
         samples_lost=report.samples_lost + lost,
-        extra_state=checkpointer.load_replicated_state(part, generators=False, samples_lost=lost),
+        state=checkpointer.load_replicated_state(part, generators=False, samples_lost=lost),
     )
 
 
 def _declared_that_differ(own: DensePart, part: DensePart, checkpointer: Checkpointer) -> list[str]:
-    """Return what the user declared, and did not name in ``per_rank=``, that differs in two parts.
+    """Return what the user declared, and did not mark as ``PerRank``, that differs in two parts.
 
     At one step, what all ranks have in common is the same on all of them.
     """
     declared = checkpointer.declared
-    found = [
-        f"stateful[{index}] (a {type(item).__name__})"
-        for index, item in enumerate(declared.stateful)
-        if not any(item is each for each in declared.per_rank)
-        and _values_at(own, "stateful", index) != _values_at(part, "stateful", index)
+    paths: list[tuple[str, ...]] = [("state", name) for name in declared.objects]
+    paths += [("extra", "values", name) for name in declared.values]
+    return [
+        f"state[{path[-1]!r}]"
+        for path in paths
+        if path[-1] not in declared.own and _values_at(own, *path) != _values_at(part, *path)
     ]
-    of_extra = ("extra", EXTRA_STATE)
-    if not declared.owns_extra_state and _values_at(own, *of_extra) != _values_at(part, *of_extra):
-        found.append(EXTRA_STATE)
-    return found
 
 
-def _values_at(part: DensePart, *path: str | int) -> tuple[Any, dict[str, str]]:
+def _values_at(part: DensePart, *path: str) -> tuple[Any, dict[str, str]]:
     """Return the values below a path of a dense part; tensors as their checksums."""
     value: Any = part.skeleton
     for key in path:
-        is_there = key in value if isinstance(value, dict) else len(value) > int(key)
-        value = value[key] if is_there else {}
-    name = ".".join(("dense", *map(str, path)))
+        value = value.get(key, {})
+    name = ".".join(("dense", *path))
     tensors = {
         each: checksum(tensor)
         for each, tensor in part.tensors.items()

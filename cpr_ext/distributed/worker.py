@@ -608,15 +608,15 @@ class Worker:
                 case Broadcast():
                     self._broadcast(job, decision, step, own)
                 case Encode() if parity is not None:
-                    parity.encode(step, job.step, job.extra_state)
+                    parity.encode(step, job.step, job.state)
                 case Compare(buffers=buffers):
                     self._compare(job, buffers=buffers)
 
     def _own_report(self, job: Job, parity: ParityMember) -> RecoveryReport:
-        """Return where parity has put this worker; the caller's extra state may be of later."""
-        job.extra_state = parity.extra_state
+        """Return where parity has put this worker; the caller's values may be of later."""
+        job.state = parity.values
         samples = job.checkpointer.num_samples
-        return RecoveryReport(job.step, samples, extra_state=parity.extra_state)
+        return RecoveryReport(job.step, samples, state=parity.values)
 
     def _share(self, job: Job, source: int, whole: DensePart | None) -> DensePart:
         """Return what one worker has of the dense state; the slowest is waited for."""
@@ -660,7 +660,7 @@ class Worker:
             # Of survivors each keeps its own generators; so do all if there are none, or all went
             # back. Until here a loss leaves this worker as it was.
             has_gone_back = decision.recovery == "full" or step.source in decision.lost
-            job.extra_state = checkpointer.load_replicated_state(
+            job.state = checkpointer.load_replicated_state(
                 part,
                 generators=not (self._is_live or has_gone_back),
                 buffers=step.buffers,

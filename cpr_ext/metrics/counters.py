@@ -26,7 +26,7 @@ class Metrics:
         row_updates: rows of gradients, and lookups of fused tables, in training steps since the
             Checkpointer was constructed; each changed a row.
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
-            it was last saved. None: not counted, see ``count_row_updates``, or not known.
+            it was last saved. None: not counted (``MostFrequentlyUsed`` does), or not known.
         checks: how often rows that count as unchanged were compared with hashes of what was
             saved, to the end and without a difference.
         read_backs_failed: snapshots that were damaged when they were read back from disk.

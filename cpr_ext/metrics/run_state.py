@@ -109,9 +109,6 @@ class CostMeter:
         save_seconds = (
             self._save_seconds * self._base_bytes / self._saved_bytes if self._saved_bytes else None
         )
-        row_share = 1.0
-        with suppress(UsageError):
-            row_share = self._row_share("partial", self._prioritized)
         return RunCosts(
             num_shards=self._num_shards,
             fraction=self._fraction,
@@ -121,7 +118,6 @@ class CostMeter:
             save_hours=_hours(save_seconds),
             load_hours=_hours(self._load_seconds),
             load_shard_hours=_hours(self._load_shard_seconds),
-            row_share=row_share,
         )
 
     def _in_float32(self, file_bytes: int, kind: str) -> int:

@@ -1,7 +1,7 @@
 """After damage: which rows are older than they were saved, by how many steps, and which are lost.
 
 Recovery overwrites older segments by newer ones and knows only the rows that it wrote. This module
-reads the row ids of a shard's segments again, a block of rows at a time. It compares each row's
+reads the row ids of segments again, a block of rows at a time. It compares each row's
 newest saved state with the restored one. It runs only after damage.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.report import Findings
-from cpr_ext.storage.manifest import Records, SegmentRecord
+from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
 
@@ -37,15 +37,13 @@ class UsableSegment:
 
 
 @dataclass(frozen=True)
-class ShardSegments:
-    """The segments of one shard.
+class OpenedSegments:
+    """The segments of rows of a store, oldest first, as far as they can be opened.
 
     Attributes:
-        ranges: rows [begin, end) that the shard holds, by table.
         found: oldest first; a bare record: its header is not usable, so none of it is.
     """
 
-    ranges: Ranges
     found: list[UsableSegment | SegmentRecord]
 
     @property
@@ -70,28 +68,25 @@ class ShardSegments:
             findings.add_damaged(path, type(error)(f"chunk {chunk}: {error}"), num_rows)
 
 
-def open_shard(
-    reader: StoreReader, shard: int, records: Records, findings: Findings, direct_io: bool
-) -> ShardSegments:
-    """Open segments of a shard, oldest first; damaged headers are added to the findings."""
-    ranges = reader.manifest.model.row_ranges(shard)
+def open_up_to(
+    reader: StoreReader, snapshot: int, findings: Findings, direct_io: bool
+) -> OpenedSegments:
+    """Open all segments of rows up to a snapshot, also those that serve as a fallback.
+
+    Damaged headers are added to the findings.
+    """
+    ranges = reader.manifest.model.row_ranges
     found: list[UsableSegment | SegmentRecord] = []
-    for record in records:
+    for record in reader.manifest.rows:
+        if record.snapshot > snapshot:
+            break
         try:
             rows = SegmentRows(reader.open(record), ranges, direct_io=direct_io)
             found.append(UsableSegment(record, rows))
         except DamageError as error:
             findings.add_damaged(reader.path_of(record), error)
             found.append(record)
-    return ShardSegments(ranges, found)
-
-
-def open_up_to(
-    reader: StoreReader, shard: int, snapshot: int, findings: Findings, direct_io: bool
-) -> ShardSegments:
-    """Open all segments of a shard up to a snapshot, also those that serve as a fallback."""
-    records = tuple(each for each in reader.manifest.shards[shard] if each.snapshot <= snapshot)
-    return open_shard(reader, shard, records, findings, direct_io)
+    return OpenedSegments(found)
 
 
 BLOCK_ROWS = 1 << 18
@@ -106,17 +101,17 @@ class _Span:
     chunk: int
 
 
-def account(shard: ShardSegments, ranges: Ranges, findings: Findings) -> None:
-    """Add the rows of a shard that are older, missing or possibly stale to the findings.
+def account(opened: OpenedSegments, ranges: Ranges, findings: Findings) -> None:
+    """Add the rows that are older, missing or possibly stale to the findings.
 
     Args:
-        shard: the segments that rows were restored from.
+        opened: the segments that rows were restored from.
         ranges: rows [begin, end) that were to be restored, by table.
     """
-    if shard.is_whole:
+    if opened.is_whole:
         return
     for table, (begin, end) in ranges.items():
-        tally = _Tally(table, shard)
+        tally = _Tally(table, opened)
         # An upper bound is the number of rows without a newer state, another that of rows lost.
         candidates = 0
         for first in range(begin, end, BLOCK_ROWS):
@@ -128,13 +123,13 @@ def account(shard: ShardSegments, ranges: Ranges, findings: Findings) -> None:
 class _Tally:
     """Goes through the rows of one table."""
 
-    def __init__(self, table: str, shard: ShardSegments) -> None:
+    def __init__(self, table: str, opened: OpenedSegments) -> None:
         self._table = table
-        self._found = shard.found
+        self._found = opened.found
         self._spans: list[list[_Span]] = []
         self._newest_unknown = -1  # the newest segment that lost rows, its row ids with them
         self.rows_unknown: int | None = 0  # how many rows that were; None: unknown, too
-        for index, segment in enumerate(shard.found):
+        for index, segment in enumerate(opened.found):
             if isinstance(segment, UsableSegment):
                 self._spans.append(list(self._known(index, segment)))
                 continue

@@ -1,4 +1,4 @@
-"""Read other stores, of any number of shards: their newest dense part, and rows into a live model.
+"""Read other stores: their newest dense part, and rows into a live model.
 
 The stores are only read. Rows are copied block by block, and only chunks that hold a wanted row are
 read.
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from cpr_ext.errors import StoreError
-from cpr_ext.recovery.damage_accounting import ShardSegments, account, open_up_to
+from cpr_ext.recovery.damage_accounting import OpenedSegments, account, open_up_to
 from cpr_ext.recovery.report import Findings
 from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.state.dense_state import DensePart
@@ -194,11 +194,10 @@ def _common_points(readers: Sequence[StoreReader]) -> list[dict[int, SegmentReco
 def stored_arrays(store: StoreAt) -> dict[str, dict[str, ArraySpec]]:
     """Return the weight and per-row states of a store's readable segments, by table and name."""
     found: dict[str, dict[str, ArraySpec]] = {}
-    for number in range(store.reader.num_shards):
-        for usable in open_at(store, number, Findings(), direct_io=False).usable:
-            for spec in usable.rows.segment.layout.tables:
-                arrays = found.setdefault(spec.name, {})
-                arrays.update({array.name: array for array in spec.arrays})
+    for usable in open_at(store, Findings(), direct_io=False).usable:
+        for spec in usable.rows.segment.layout.tables:
+            arrays = found.setdefault(spec.name, {})
+            arrays.update({array.name: array for array in spec.arrays})
     return found
 
 
@@ -216,29 +215,27 @@ def import_rows(
             live table are left out.
         findings: counts are added. Where something is damaged, rows fall back to their older state.
     """
-    for number in range(store.reader.num_shards):
-        wanted = {}
-        for name, of_table in copies.items():
-            begin, end = store.reader.row_range(name, number)
-            begin = max(begin, min(copy.stored_rows[0] for copy in of_table))
-            end = min(end, max(copy.stored_rows[1] for copy in of_table))
-            if begin < end:
-                wanted[name] = begin, end
-        if not wanted:
-            continue
-        shard = open_at(store, number, findings, direct_io=direct_io)
-        segments = [usable.rows for usable in shard.usable]
-        for name, (begin, end) in wanted.items():
-            rows = NewestRows(name, segments, on_damage=partial(shard.note_damage, findings))
-            _copy(rows, copies[name], begin, end, findings)
-        account(shard, wanted, findings)
-        findings.segments_read += len(segments)
-        findings.bytes_read += sum(segment.bytes_read for segment in segments)
+    wanted = {}
+    for name, of_table in copies.items():
+        begin = min(copy.stored_rows[0] for copy in of_table)
+        end = max(copy.stored_rows[1] for copy in of_table)
+        if begin < end:
+            wanted[name] = begin, end
+    if not wanted:
+        return
+    opened = open_at(store, findings, direct_io=direct_io)
+    segments = [usable.rows for usable in opened.usable]
+    for name, (begin, end) in wanted.items():
+        rows = NewestRows(name, segments, on_damage=partial(opened.note_damage, findings))
+        _copy(rows, copies[name], begin, end, findings)
+    account(opened, wanted, findings)
+    findings.segments_read += len(segments)
+    findings.bytes_read += sum(segment.bytes_read for segment in segments)
 
 
-def open_at(store: StoreAt, number: int, findings: Findings, *, direct_io: bool) -> ShardSegments:
-    """Open a shard's segments up to the store's snapshot; damage is noted in the findings."""
-    return open_up_to(store.reader, number, store.snapshot, findings, direct_io)
+def open_at(store: StoreAt, findings: Findings, *, direct_io: bool) -> OpenedSegments:
+    """Open the segments up to the store's snapshot; damage is noted in the findings."""
+    return open_up_to(store.reader, store.snapshot, findings, direct_io)
 
 
 def _copy(

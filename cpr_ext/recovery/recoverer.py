@@ -23,7 +23,7 @@ from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, restore_dense
 from cpr_ext.state.position import Position
 from cpr_ext.state.slot_keys import EMPTY, repeated
-from cpr_ext.state.stateful import Declared, without_state
+from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
@@ -96,6 +96,7 @@ class Recoverer:
     returns its findings, of which its caller builds the report.
 
     Args:
+        num_shards: into how many row ranges each table is cut.
         trackers: by table name; restored rows are taken from them, since they equal the saved ones.
         recorder: it drops lookups of steps that a recovery reverts.
         keys: learns which keys are as saved.
@@ -108,6 +109,7 @@ class Recoverer:
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
         store: Store,
+        num_shards: int,
         trackers: Mapping[str, Tracker],
         recorder: LookupRecorder,
         keys: KeyWatch,
@@ -119,11 +121,12 @@ class Recoverer:
         by_name = {table.name: table for table in tables}
         self._live = LiveModel(model, optimizers, by_name, threads, direct_io, declared)
         self._store = store
+        self._num_shards = num_shards
         self._trackers = trackers
         self._recorder = recorder
         self._keys = keys
         #: Of the dense part that was restored last.
-        self.position = Position(0, 0, None)
+        self.position = Position(0, 0, {})
 
     @property
     def tables(self) -> Collection[Table]:
@@ -149,7 +152,11 @@ class Recoverer:
         Raises:
             DamageError: ``on_damage="raise"`` and a file of these shards is damaged.
         """
-        source: RowsSource = OwnStore(self._store, self._live, shards)
+        wanted = [
+            {t.name: shard_rows(t, run, self._num_shards) for t in self.tables}
+            for run in _runs(shards)
+        ]
+        source: RowsSource = OwnStore(self._store, self._live, wanted)
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
@@ -208,7 +215,7 @@ class Recoverer:
         strict: bool,
         on_damage: OnDamage,
     ) -> Findings:
-        """Restore everything from other stores, of any number of shards, which are only read.
+        """Restore everything from other stores, which are only read.
 
         Args:
             by_name: from one store, whose tables have the names of the live ones; else from the
@@ -227,8 +234,8 @@ class Recoverer:
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
-        live, findings = self._live, Findings(shards=tuple(range(self._store.num_shards)))
-        part, position = source.newest(findings), Position(0, 0, None)
+        live, findings = self._live, Findings(shards=tuple(range(self._num_shards)))
+        part, position = source.newest(findings), Position(0, 0, {})
         if part is not None:
             position = read_position(part.tree())
             restore_dense(
@@ -237,16 +244,17 @@ class Recoverer:
                 live.optimizers,
                 source.tables,
                 strict=strict,
-                stateful=live.declared.stateful,
-                keep=live.declared.per_rank if source.is_of_job else (),
+                declared=live.declared,
+                keep=live.declared.own if source.is_of_job else (),
             )
-            if source.is_of_job and live.declared.owns_extra_state:
-                position = replace(position, extra_state=None)
+            if source.is_of_job:
+                shared = live.declared.shared_values(position.values)
+                position = replace(position, values=shared)
             findings.differences = [*findings.differences, *self._warn_of_state(part, source)]
         self.position = position
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
-        findings.extra_state = position.extra_state
+        findings.state = position.values
         findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
         if part is not None:
             source.copy_rows(findings)
@@ -268,15 +276,14 @@ class Recoverer:
     def _warn_of_state(self, part: DensePart, source: ModelSource) -> list[str]:
         """Warn of declared state that is not restored, and return the differences."""
         declared, texts = self._live.declared, []
-        types = without_state(part.tree().get("stateful", []), declared.stateful)
-        if types:
+        if declared.objects and not part.tree().get("state"):
             texts.append(
-                f"the snapshot holds no state of stateful={types}: it was made without stateful=. "
-                "They keep the state that they have now, and the next snapshot saves it"
+                f"the snapshot holds no state of {[*declared.objects]}: it was made without "
+                "state=. They keep the state that they have now, and the next snapshot saves it"
             )
-        if source.is_of_job and declared.is_per_rank:
+        if source.is_of_job and declared.own:
             texts.append(
-                "per_rank= state is not taken from the stores of other processes: which of them "
+                "PerRank state is not taken from the stores of other processes: which of them "
                 "it would belong to is not known. It stays as it is now"
             )
         for text in texts:
@@ -289,8 +296,7 @@ class Recoverer:
             if table.slots is None:
                 continue
             ranges = [
-                shard_row_range(table.num_embeddings, shard, self._store.num_shards)
-                for shard in shards
+                shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in shards
             ]
             emptied = settle_slots(table, ranges, findings)
             for begin, end in ranges:
@@ -305,12 +311,15 @@ class Recoverer:
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
         """Yield each table's tracker, the table, and its rows [begin, end), for shards in a row."""
-        num_shards = self._store.num_shards
         for table in self._live.tables.values():
-            for first, last in _runs(shards):
-                begin, _ = shard_row_range(table.num_embeddings, first, num_shards)
-                _, end = shard_row_range(table.num_embeddings, last, num_shards)
-                yield self._trackers[table.name], table, begin, end
+            for run in _runs(shards):
+                yield self._trackers[table.name], table, *shard_rows(table, run, self._num_shards)
+
+
+def shard_rows(table: Table, run: tuple[int, int], num_shards: int) -> tuple[int, int]:
+    """Return rows [begin, end) of a table that the shards from the first to the last hold."""
+    begin, _ = shard_row_range(table.num_embeddings, run[0], num_shards)
+    return begin, shard_row_range(table.num_embeddings, run[1], num_shards)[1]
 
 
 def _runs(shards: Sequence[int]) -> list[tuple[int, int]]:

@@ -103,8 +103,8 @@ class RecoveryReport:
             (n,) int64. Tables without any are left out.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards. Of
             rows that damage made older or took, their share of a shard.
-        row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
-            ``Checkpointer(count_row_updates=True)``; after a process death, and with rows that
+        row_updates_lost: updates of these shards' rows that were not saved. None: only
+            ``MostFrequentlyUsed`` counts them. After a process death, and with rows that
             damage made older or took, it is 0 or None.
         rows_of_other_ids: slots of keyed tables that were emptied, as their restored key has
             another slot, too. There are some after damage, and of lost shards that are restored
@@ -115,7 +115,8 @@ class RecoveryReport:
         segments_read, bytes_read: segments and bytes that the recovery read.
         damaged_segments: the segments that were unusable, as a whole or in part.
         seconds: its duration.
-        extra_state: the caller's extra state in the snapshot (after a full restore).
+        state: what the callables of ``Checkpointer(state=...)`` returned when it was saved, by name
+            (after a full restore).
         differences: with ``strict=False``: where the store's model differs, one sentence each.
         is_complete: all of the restored state is of one step, of a full-recovery point.
         source: where the state came from; None: there was none.
@@ -138,14 +139,14 @@ class RecoveryReport:
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
-    extra_state: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     is_complete: bool = False
     source: StateSource | None = field(default=None, repr=False)
 
     def _repr_html_(self) -> str:
         values = {**vars(self), "source": self.source or "none: the store was empty"}
-        del values["extra_state"]
+        del values["state"]
         return html_table(f"Recovered at step {self.step}", values)
 
     @property
@@ -194,7 +195,7 @@ class Findings:
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
-    extra_state: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     is_complete: bool = False
     source: StateSource | None = None
@@ -202,8 +203,8 @@ class Findings:
     def report(self) -> RecoveryReport:
         """Build the report; what is found later does not change it."""
         return RecoveryReport(
-            **{name: _own(value) for name, value in vars(self).items() if name != "extra_state"},
-            extra_state=self.extra_state,
+            **{name: _own(value) for name, value in vars(self).items() if name != "state"},
+            state=self.state,
         )
 
     def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:

@@ -104,21 +104,18 @@ def _give(parts: Sequence[tuple[KeyedCopy, Mapping[str, torch.Tensor]]]) -> list
 
 def _keys_of(store: StoreAt, name: str, num_rows: int) -> dict[str, torch.Tensor]:
     """Return keys and scores of a stored table, (num_rows, ...) each."""
-    reader = store.reader
     found: dict[str, torch.Tensor] = {KEY: torch.full((num_rows,), EMPTY)}
-    for shard in range(reader.num_shards):
-        begin, end = reader.row_range(name, shard)
-        usable = open_at(store, shard, Findings(), direct_io=False).usable
-        rows = NewestRows(name, [each.rows for each in usable])
-        step = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
-        for at in range(begin, end, step):
-            block = rows.range(at, min(at + step, end))
-            is_held = block.steps >= 0
-            for array, values in block.arrays.items():
-                if is_key_array(array):
-                    empty = torch.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)
-                    column = found.setdefault(array, empty)
-                    column[block.row_ids[is_held]] = values[is_held]
+    usable = open_at(store, Findings(), direct_io=False).usable
+    rows = NewestRows(name, [each.rows for each in usable])
+    step = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
+    for at in range(0, num_rows, step):
+        block = rows.range(at, min(at + step, num_rows))
+        is_held = block.steps >= 0
+        for array, values in block.arrays.items():
+            if is_key_array(array):
+                empty = torch.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)
+                column = found.setdefault(array, empty)
+                column[block.row_ids[is_held]] = values[is_held]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Restore rows: a shard's segments, oldest first, each verified and written over the last.
+"""Restore rows: segments, oldest first, each verified and written over the last.
 
 The newest undamaged state of each row wins, so a damaged chunk leaves the row's older state.
 """
@@ -16,7 +16,12 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.recovery.damage_accounting import ShardSegments, account, open_up_to
+from cpr_ext.recovery.damage_accounting import (
+    OpenedSegments,
+    Ranges,
+    account,
+    open_up_to,
+)
 from cpr_ext.recovery.report import Findings
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
@@ -28,6 +33,7 @@ from cpr_ext.storage.retries import damage_of, native_read_errors
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
+    Chunk,
     Segment,
     SegmentLayout,
     native_table,
@@ -86,19 +92,20 @@ class LiveModel:
     declared: Declared = field(default_factory=Declared)
 
 
-def restore_shards(
+def restore_rows(
     reader: StoreReader,
-    shards: Sequence[int],
+    wanted: Sequence[Ranges] | None,
     up_to_snapshot: int,
     live: LiveModel,
     findings: Findings,
 ) -> dict[str, set[str]]:
-    """Restore every row of shards from their live segments, and nothing else.
+    """Restore rows from the live segments, and nothing else.
 
-    All files are read in one go, so that the disk does not wait between them.
+    All files are read in one go, so that the disk does not wait between them. Only chunks that hold
+    a wanted row are read.
 
     Args:
-        shards: their numbers; rows of other shards are not touched.
+        wanted: rows [begin, end) of each table; several such, of which none overlap. None: all.
         up_to_snapshot: segments of newer snapshots are passed over.
         findings: counts are added, and which rows are older or missing because of damage.
 
@@ -109,25 +116,21 @@ def restore_shards(
         StoreError: a segment does not fit the live tables; nothing was restored.
         StorageError: a segment could not be read; some rows may have been restored.
     """
-    opened = [
-        open_up_to(reader, shard, up_to_snapshot, findings, live.direct_io) for shard in shards
-    ]
+    opened = open_up_to(reader, up_to_snapshot, findings, live.direct_io)
+    segments = [usable.rows.segment for usable in opened.usable]
     shapes = {name: _shapes_of(table) for name, table in live.tables.items()}
-    for shard_segments in opened:
-        segments = [usable.rows.segment for usable in shard_segments.usable]
-        for (name, _), array in missing_states(segments, shapes).items():
-            live.tables[name].make_row_state(array.name, array.row_shape, array.dtype)
-            shapes[name] = _shapes_of(live.tables[name])
-    _restore_segments(opened, live, findings)
+    for (name, _), array in missing_states(segments, shapes).items():
+        live.tables[name].make_row_state(array.name, array.row_shape, array.dtype)
+    _restore_segments(opened, wanted, live, findings)
     restored: dict[str, set[str]] = {}
-    for shard_segments in opened:
+    for ranges in [reader.manifest.model.row_ranges] if wanted is None else wanted:
         missing_before = findings.rows_missing
-        account(shard_segments, shard_segments.ranges, findings)
-        num_rows = sum(end - begin for begin, end in shard_segments.ranges.values())
+        account(opened, ranges, findings)
+        num_rows = sum(end - begin for begin, end in ranges.values())
         findings.rows_restored += num_rows - (findings.rows_missing - missing_before)
-        for usable in shard_segments.usable:
-            for spec in usable.rows.segment.layout.tables:
-                restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
+    for segment in segments:
+        for spec in segment.layout.tables:
+            restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
     # A row that several segments hold was counted with each of them.
     findings.rows_rounded = min(findings.rows_rounded, findings.rows_restored)
     return restored
@@ -191,23 +194,32 @@ def _is_small(array: ArraySpec, weight: ArraySpec) -> bool:
     return array.row_bytes <= _SMALL_STATES * max(weight.row_bytes, 8)
 
 
-def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings: Findings) -> None:
+def _restore_segments(
+    opened: OpenedSegments, wanted: Sequence[Ranges] | None, live: LiveModel, findings: Findings
+) -> None:
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
-    found = [(usable, shard) for shard in shards for usable in shard.usable]
-    segments = [usable.rows.segment for usable, _ in found]
     targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
-    sources = [_native_source(usable.rows.segment, shard, targets) for usable, shard in found]
+    all_rows = {name: (0, table.num_embeddings) for name, table in live.tables.items()}
+    found, sources = [], []
+    for ranges in [all_rows] if wanted is None else wanted:
+        for usable in opened.usable:
+            rows = usable.rows
+            chunks = rows.segment.chunks if wanted is None else rows.chunks_in(ranges)
+            if chunks:
+                found.append(usable)
+                sources.append(_native_source(rows.segment, ranges, chunks, targets))
     slot_bytes = max((source.slot_bytes for source in sources), default=0)
     results = native.restore_segments(
         sources,
         slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
         pool=live.threads,
         direct_io=live.direct_io,
-        on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable, _ in found)),
-        **native_read_errors(*(segment.path for segment in segments)),
+        on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable in found)),
+        **native_read_errors(*(usable.rows.segment.path for usable in found)),
     )
-    for (usable, _), segment, result in zip(found, segments, results, strict=True):
-        findings.segments_read += 1
+    findings.segments_read += len({usable.rows.segment.path for usable in found})
+    for usable, result in zip(found, results, strict=True):
+        segment = usable.rows.segment
         findings.rows_rounded += sum(
             count
             for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
@@ -245,18 +257,20 @@ class _Targets:
         return table_in_file(layout, index, described)
 
 
-def _native_source(segment: Segment, shard: ShardSegments, targets: _Targets) -> Any:
+def _native_source(
+    segment: Segment, ranges: Ranges, chunks: list[Chunk], targets: _Targets
+) -> native.RestoreSource:
     layout = segment.layout
     return native.RestoreSource(
         path=str(segment.path),
         tables=[targets.table(layout, index) for index in range(len(layout.tables))],
-        wanted=[shard.ranges[spec.name] for spec in layout.tables],
-        chunks=segment.chunks,
+        wanted=[ranges[spec.name] for spec in layout.tables],
+        chunks=chunks,
     )
 
 
 def read_block(
-    shard: ShardSegments, table: str, begin: int, end: int, slots: Any, *, direct_io: bool
+    opened: OpenedSegments, table: str, begin: int, end: int, slots: Any, *, direct_io: bool
 ) -> dict[str, torch.Tensor]:
     """Return rows [begin, end) of a table as a recovery would restore them: {array: (n, ...)}.
 
@@ -269,7 +283,7 @@ def read_block(
     """
     arrays: dict[str, torch.Tensor] = {}
     sources, paths = [], []
-    for usable in shard.usable:
+    for usable in opened.usable:
         rows, segment = usable.rows, usable.rows.segment
         if (spec := rows.table(table)) is None:
             continue

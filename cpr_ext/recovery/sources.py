@@ -9,11 +9,12 @@ from typing import Protocol
 from torch import nn
 
 from cpr_ext.errors import StoreError
+from cpr_ext.recovery.damage_accounting import Ranges
 from cpr_ext.recovery.import_store import newest_of_all, part_of
 from cpr_ext.recovery.replicated_tables import Regrouped, regroup
 from cpr_ext.recovery.report import Findings
 from cpr_ext.recovery.resharding import CopyPlan
-from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_shards
+from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_rows
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, dense_differences, without_optimizers
@@ -25,13 +26,13 @@ from cpr_ext.storage.store_reader import StoreReader
 
 
 class RowsSource(Protocol):
-    """Where the rows of lost shards come from."""
+    """Where lost rows come from."""
 
     def refuse_damage(self) -> None:
         """Read all that the recovery needs; raises DamageError that names everything damaged."""
 
     def copy_rows(self, findings: Findings) -> None:
-        """Write the newest rows of ``findings.shards`` into the live tables, and count them."""
+        """Write the newest rows that are wanted into the live tables, and count them."""
 
 
 class ModelSource(RowsSource, Protocol):
@@ -63,7 +64,8 @@ class OwnStore:
     """This process's store, in which training resumes.
 
     Args:
-        lost: the shards of a live model to restore, without the dense part; None: everything.
+        lost: the rows of a live model to restore, without the dense part, as
+            :func:`restore_rows` takes them; None: everything.
         full: go back to the newest full-recovery point.
         up_to_step: what was saved at a later step is as if it were not there.
         at_step: go back to the full-recovery point of this step, and to no other.
@@ -72,7 +74,7 @@ class OwnStore:
 
     store: Store
     live: LiveModel
-    lost: Sequence[int] | None = None
+    lost: Sequence[Ranges] | None = None
     full: bool = False
     up_to_step: int | None = None
     at_step: int | None = None
@@ -141,14 +143,14 @@ class OwnStore:
         """
         live, is_all = self.live, self.lost is None
         snapshot = self.snapshot if is_all else MAX_COUNT
-        restored = restore_shards(self._reader, findings.shards, snapshot, live, findings)
+        restored = restore_rows(self._reader, self.lost, snapshot, live, findings)
         for name, arrays in restored.items() if is_all else ():
             live.tables[name].keep_row_states(arrays)
 
 
 @dataclass
 class OtherStores:
-    """Other stores, of any number of shards, which are only read.
+    """Other stores, which are only read.
 
     Args:
         full: take the newest step at which all have a full-recovery point.
@@ -211,7 +213,7 @@ class OtherStores:
         differences = [
             *plan.differences,
             *regrouped.differences,
-            *dense_differences(part, live.model, live.optimizers, tables, live.declared.stateful),
+            *dense_differences(part, live.model, live.optimizers, tables, live.declared),
         ]
         if self.strict and differences:
             raise StoreError(

@@ -12,33 +12,41 @@ from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.retries import UnreadableError
 from cpr_ext.storage.segment_format import ArraySpec
-from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.segment_reader import RowRanges, SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
 
 OnBytes = Callable[[int], None]
 
 
 def check_segment(
-    reader: StoreReader, record: SegmentRecord, on_bytes: OnBytes = lambda size_bytes: None
+    reader: StoreReader,
+    record: SegmentRecord,
+    on_bytes: OnBytes = lambda size_bytes: None,
+    wanted: Sequence[RowRanges] | None = None,
 ) -> None:
     """Read a segment, as :func:`checked_pieces`; ``on_bytes`` is called with each yielded size."""
-    for size_bytes in checked_pieces(reader, record):
+    for size_bytes in checked_pieces(reader, record, wanted):
         on_bytes(size_bytes)
 
 
-def checked_pieces(reader: StoreReader, record: SegmentRecord) -> Iterator[int]:
+def checked_pieces(
+    reader: StoreReader, record: SegmentRecord, wanted: Sequence[RowRanges] | None = None
+) -> Iterator[int]:
     """Read a segment, chunk by chunk; yield the bytes read since the last time.
+
+    Args:
+        wanted: only chunks that may hold one of these rows; None: all.
 
     Raises:
         DamageError: names it and what is wrong with it.
         StorageError: it could not be read.
     """
-    if record.shard is None:
+    if record.kind == "dense":
         read_dense(reader, record, direct_io=False)
         yield record.file_bytes
         return
     segment = reader.open(record)
-    ranges = reader.manifest.model.row_ranges(record.shard)
+    ranges = reader.manifest.model.row_ranges
     rows = SegmentRows(segment, ranges)
     yield rows.bytes_read
     for spec in segment.layout.tables:
@@ -50,6 +58,8 @@ def checked_pieces(reader: StoreReader, record: SegmentRecord) -> Iterator[int]:
             raise DamageError(f"{segment.path}: this base lacks rows of '{spec.name}'")
         last_row = -1
         for chunk in rows.chunks_of(spec.name):
+            if wanted is not None and not any(rows.may_hold(chunk, each) for each in wanted):
+                continue
             before = rows.bytes_read
             row_ids = rows.rows(chunk).row_ids
             if int(row_ids[0]) <= last_row:
@@ -58,8 +68,8 @@ def checked_pieces(reader: StoreReader, record: SegmentRecord) -> Iterator[int]:
             yield rows.bytes_read - before
 
 
-def refusal(reader: StoreReader, shard: int, records: Sequence[SegmentRecord]) -> str | None:
-    """Return why ``recover()`` would not take sound segments of a shard; None: it would.
+def refusal(reader: StoreReader, records: Sequence[SegmentRecord]) -> str | None:
+    """Return why ``recover()`` would not take sound segments of rows; None: it would.
 
     Segments that are damaged are not its concern: :func:`check_segment` names them.
     """
@@ -79,38 +89,35 @@ def refusal(reader: StoreReader, shard: int, records: Sequence[SegmentRecord]) -
     return None
 
 
-def damage(reader: StoreReader, shards: Sequence[int] | None = None) -> Iterator[str]:
+def damage(reader: StoreReader, wanted: Sequence[RowRanges] | None = None) -> Iterator[str]:
     """Read all that is live; yield what is wrong with it, one sentence each.
 
     Args:
-        shards: only their rows; None: everything.
+        wanted: only these rows, see :func:`checked_pieces`; None: everything.
 
     Raises:
         StorageError: something could not be read, and recovery is not to fall back.
     """
     manifest = reader.manifest
-    wanted = range(reader.num_shards) if shards is None else shards
-    checked = [*(manifest.dense if shards is None else ())]
-    for record in (*checked, *(r for shard in wanted for r in manifest.shards[shard])):
+    for record in manifest.records() if wanted is None else manifest.rows:
         try:
-            check_segment(reader, record)
+            check_segment(reader, record, wanted=wanted)
         except UnreadableError:
             continue  # recovery falls back, and reports it
         except DamageError as error:
             yield str(error)
-    for shard in wanted:
-        if (reason := refusal(reader, shard, manifest.shards[shard])) is not None:
-            yield f"shard {shard}: {reason}"
+    if (reason := refusal(reader, manifest.rows)) is not None:
+        yield reason
 
 
-def refuse_damage(reader: StoreReader, shards: Sequence[int] | None = None) -> None:
-    """Read all that is live of a store, or of some shards; memory is bounded by one chunk.
+def refuse_damage(reader: StoreReader, wanted: Sequence[RowRanges] | None = None) -> None:
+    """Read all that is live of a store, or some rows; memory is bounded by one chunk.
 
     Raises:
         DamageError: names everything that is damaged.
         StorageError: something could not be read, and recovery is not to fall back.
     """
-    if found := list(damage(reader, shards)):
+    if found := list(damage(reader, wanted)):
         raise DamageError(
             f"{len(found)} file(s) are damaged and nothing was changed: {'; '.join(found)}. Put "
             'them back from a copy, or recover(on_damage="fall_back"), which takes the newest '

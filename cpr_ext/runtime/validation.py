@@ -52,7 +52,13 @@ def require_flag(option: str, value: object) -> None:
 
 def require_kind(option: str, value: object, kind: type, example: str) -> None:
     """Raise UsageError unless ``value`` is None or of the class ``kind``."""
-    if value is not None and not isinstance(value, kind):
+    if value is not None:
+        require_instance(option, value, kind, example)
+
+
+def require_instance(option: str, value: object, kind: type, example: str) -> None:
+    """Raise UsageError unless ``value`` is of the class ``kind``."""
+    if not isinstance(value, kind):
         raise UsageError(f"{option} is {value!r:.100}; needed: such as {example}")
 
 
@@ -142,20 +148,12 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             kind, of_inner = type(optimizer).__name__, type(inner).__name__
             raise UsageError(
                 f"a {kind} has state of its own and takes no step hooks, so its state would not "
-                f"be saved; give the {of_inner} inside of it, and the {kind} itself to stateful=: "
-                f"Checkpointer(model, {kind.lower()}.optimizer, ..., stateful=[{kind.lower()}])"
+                f"be saved; give the {of_inner} inside of it, and the {kind} itself to state=: "
+                f"Checkpointer(model, {kind.lower()}.optimizer, ..., "
+                f"state={{'{kind.lower()}': {kind.lower()}}})"
             )
         optimizer = inner
     return optimizer
-
-
-def require_callable_or_none(option: str, value: object) -> None:
-    """Raise UsageError unless ``value`` is None or can be called."""
-    if value is not None and not callable(value):
-        raise UsageError(
-            f"{option} is a {type(value).__name__}; needed: a function that returns it, called at "
-            f"each snapshot, such as {option}=lambda: state"
-        )
 
 
 def as_shards(shards: Any, num_shards: int) -> list[int]:

@@ -16,12 +16,11 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.cuda import device_of
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.saving.capture_ways import Sweep
@@ -32,13 +31,11 @@ from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
 # Smaller tables are captured faster than a thread is woken for them.
-_OVERLAP_BYTES = 16 << 20
+OVERLAP_BYTES = 16 << 20
 _CHANGED = (
     "table '{name}' was changed outside its optimizer's step() while it was being saved; make such "
-    'changes after wait(), or use Checkpointer(..., overlap="never")'
+    "changes after wait(), or inside of writing_rows()"
 )
-
-OverlapChoice = Literal["auto", "always", "never"]
 
 
 class CaptureThread:
@@ -148,18 +145,10 @@ class BackgroundCapture:
         return None
 
     @staticmethod
-    def is_wanted(choice: OverlapChoice, tables: Sequence[Table]) -> bool:
-        """Return whether to capture while training runs.
-
-        Raises:
-            UsageError: ``"always"``, and it cannot be.
-        """
-        obstacle = BackgroundCapture.obstacle(tables)
-        if choice == "always" and obstacle is not None:
-            raise UsageError(f'overlap="always" cannot be: {obstacle}')
-        size_bytes = sum(table.weight.nbytes for table in tables)
-        is_worth_it = choice == "always" or size_bytes >= _OVERLAP_BYTES
-        return choice != "never" and is_worth_it and obstacle is None
+    def is_wanted(tables: Sequence[Table]) -> bool:
+        """Return whether to capture while training runs."""
+        is_worth_it = sum(table.weight.nbytes for table in tables) >= OVERLAP_BYTES
+        return is_worth_it and BackgroundCapture.obstacle(tables) is None
 
     def resume(self, way: Sweep, step: int) -> None:
         """Capture a snapshot in the background, while training only reads the tables."""

@@ -73,9 +73,7 @@ def _gathered(
     _record(selection, list(source.arrays.values())[:num_arrays], hashes)
     arrays = {name: array.detach() for name, array in source.arrays.items()}
     if selection.row_ids is None:
-        copies = {
-            name: array[selection.begin : selection.end].clone() for name, array in arrays.items()
-        }
+        copies = {name: array.clone() for name, array in arrays.items()}
     elif selection.chosen is not None:
         copies = _copies_of_chosen(arrays, selection)
     else:
@@ -84,13 +82,13 @@ def _gathered(
         copies = {name: array.index_select(0, row_ids) for name, array in arrays.items()}
     of_copies = table_source(selection.table.name, copies, precision_of, is_packed=True)
     if selection.row_ids is None:
-        return of_copies.range(selection.begin, selection.num_rows)
+        return of_copies.range(0, selection.num_rows)
     return of_copies.rows(selection.row_ids)
 
 
 def _record(selection: Selection, arrays: list[torch.Tensor], hashes: Any) -> None:
     if selection.row_ids is None:
-        hashes.record_range(arrays, selection.begin, selection.end)
+        hashes.record_range(arrays, 0, selection.num_rows)
     elif selection.chosen is not None:
         hashes.record_chosen(arrays, selection.chosen)
     else:

@@ -12,7 +12,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.runtime.cuda import device_of, record_on_stream
 from cpr_ext.runtime.validation import as_number, as_whole_number
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.trackers import CountedTracker, Tracker, counts_updates, native_tracker
+from cpr_ext.tracking.trackers import native_tracker
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,6 @@ def _tracker(kind: str, table: Table, **options: Any) -> native.RowTracker:
     return native_tracker(kind, device, name=table.name, num_rows=table.num_embeddings, **options)
 
 
-def make_tracker(
-    priority: Priority, table: Table, is_prioritized: bool, *, count_updates: bool
-) -> Tracker:
-    """Return the tracker of a table; one to which no priority applies is counted row by row.
-
-    Args:
-        count_updates: count row updates in addition to a priority that does not.
-    """
-    if not is_prioritized:
-        return _tracker("AccessCounter", table)
-    tracker = priority.make_tracker(table)
-    if count_updates and not counts_updates(tracker):
-        return CountedTracker(tracker)
-    return tracker
+def make_tracker(priority: Priority, table: Table, is_prioritized: bool) -> native.RowTracker:
+    """Return the tracker of a table; one to which no priority applies is counted row by row."""
+    return priority.make_tracker(table) if is_prioritized else _tracker("AccessCounter", table)

@@ -74,9 +74,8 @@ class ReadBack:
 def _pieces(reader: StoreReader) -> Iterator[int]:
     newest = reader.newest()
     yield from checked_pieces(reader, newest)
-    for shard in range(reader.num_shards):
-        records = reader.manifest.at(shard, newest.snapshot)
-        for record in records:
-            yield from checked_pieces(reader, record)
-        if (reason := refusal(reader, shard, records)) is not None:
-            raise DamageError(f"shard {shard}: {reason}")
+    records = reader.manifest.at(newest.snapshot)
+    for record in records:
+        yield from checked_pieces(reader, record)
+    if (reason := refusal(reader, records)) is not None:
+        raise DamageError(reason)

@@ -88,6 +88,6 @@ class RebasePolicy:
     def measure_store(self) -> None:
         """Recompute the bytes of base and partial segments, after a roll-back."""
         manifest, newest = self._store.manifest, self._store.last_snapshot
-        records = [r for shard in range(self._store.num_shards) for r in manifest.at(shard, newest)]
+        records = manifest.at(newest)
         self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
         self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 
 from cpr_ext._native import native
-from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
+from cpr_ext.saving.selection import Selection, Selector, ShardIds, SnapshotKind
 
 # So often choosing rows of a table is interrupted by training; then training waits for it.
 _MOST_STOPS = 3
@@ -18,15 +18,15 @@ class RowChoice:
     """Chooses the rows of a snapshot step by step; on any thread, one at a time.
 
     Attributes:
-        by_table: all that were chosen: of each table, of its shards one after the other.
+        selections: of the tables of which all is chosen.
     """
 
     def __init__(self, selector: Selector, kind: SnapshotKind) -> None:
-        self.by_table: list[list[Selection]] = []
+        self.selections: list[Selection] = []
         self._selector = selector
         self._kind = kind
         self._all_rows = sum(map(selector.num_rows, range(selector.num_tables)))
-        self._of_table: list[Selection] = []  # of the next table, shard by shard
+        self._of_table: list[ShardIds] = []  # of the next table, shard by shard
         self._pending: dict[tuple[int, int], native.PendingRows] = {}
         self._num_stopped = 0  # of the next shards
         self._dirty_but: Collection[str] | None = None
@@ -34,12 +34,12 @@ class RowChoice:
     @property
     def is_done(self) -> bool:
         """Whether all rows are chosen."""
-        return len(self.by_table) == self._selector.num_tables
+        return len(self.selections) == self._selector.num_tables
 
     @property
     def is_pending(self) -> bool:
         """Whether a GPU has not chosen the next rows yet."""
-        pending = self._pending.get((len(self.by_table), len(self._of_table)))
+        pending = self._pending.get((len(self.selections), len(self._of_table)))
         return pending is not None and not pending.is_ready()
 
     def begin(self) -> None:
@@ -82,22 +82,23 @@ class RowChoice:
 
     def _choose_of_table(self, most_rows: int, stop: native.StopFlag | None) -> int:
         """Choose rows of the next table; return at how many it has looked."""
-        selector, table, shard = self._selector, len(self.by_table), len(self._of_table)
-        num_shards = selector.num_shards
-        num_rows = selector.num_rows(table)
-        end = min(num_shards, shard + max(1, most_rows * num_shards // num_rows))
-        found = self._select(table, range(shard, end), stop)
+        selector, table, shard = self._selector, len(self.selections), len(self._of_table)
+        num_shards, num_rows = selector.num_shards, selector.num_rows(table)
+        if self._kind == "base":
+            self.selections.append(selector.base(table))
+            return num_rows
+        pending = self._pending.pop((table, shard), None)
+        if pending is not None:
+            found = [selector.end_partial(table, shard, pending)]
+        else:
+            end = min(num_shards, shard + max(1, most_rows * num_shards // num_rows))
+            stop = None if self._num_stopped >= _MOST_STOPS else stop
+            found = selector.partial(table, range(shard, end), stop, dirty_but=self._dirty_but)
         self._num_stopped = 0 if found else self._num_stopped + 1
         self._of_table += found
         if len(self._of_table) == num_shards:
-            self.by_table.append(self._of_table)
+            # Of several shards a GPU has the row ids in pieces.
+            chosen = pending if num_shards == 1 else None
+            self.selections.append(selector.join(table, self._of_table, chosen))
             self._of_table = []
         return num_rows * len(found) // num_shards
-
-    def _select(self, table: int, shards: range, stop: native.StopFlag | None) -> list[Selection]:
-        if self._kind == "base":
-            return self._selector.base(table, shards)
-        if (pending := self._pending.pop((table, shards[0]), None)) is not None:
-            return [self._selector.end_partial(table, shards[0], pending)]
-        stop = None if self._num_stopped >= _MOST_STOPS else stop
-        return self._selector.partial(table, shards, stop, dirty_but=self._dirty_but)

@@ -271,6 +271,7 @@ class SavedHashes:
         self._rows_of_a_table = min(max(fewest, _ROWS_OF_A_CHECK // max(1, len(tables))), most)
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._left: deque[TableHashes] = deque()
+        self._is_passing = False
         self.bytes_compared = 0  # by all passes, of tables on the host
         self.is_overwritten = False
 
@@ -372,9 +373,12 @@ class SavedHashes:
         ]
 
     def check_changing(self, table: Table, row_ids: torch.Tensor) -> list[ChangedRow]:
-        """Compare rows (n,) of a table on the host that are about to change, some repeated."""
+        """Compare rows (n,) of a table on the host that are about to change, some repeated.
+
+        Those of tables that the pass has compared already are left out.
+        """
         hashes = self._tables[table.name]
-        if hashes.is_on_device:
+        if hashes.is_on_device or (self._is_passing and hashes not in self._left):
             return []
         ids = row_ids.reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
         return list(_found(hashes, lambda h: h.compare_changing(ids)))
@@ -388,6 +392,7 @@ class SavedHashes:
         self.is_overwritten = False
         # Small ones first: each snapshot holds them whole, and records all their rows.
         self._left = deque(sorted(map(self._tables.__getitem__, tables), key=_num_rows))
+        self._is_passing = True
         with _as_unknown():
             for each in self._left:
                 each.restart()
@@ -395,7 +400,7 @@ class SavedHashes:
     def end_pass(self) -> None:
         """End a pass, whether it has compared all rows or not."""
         self._left.clear()
-        self.is_overwritten = False
+        self.is_overwritten = self._is_passing = False
         for each in self._tables.values():
             each.end()
 
@@ -467,6 +472,4 @@ def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowI
     num_rows = min(num_rows, count)
     positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
     positions[-1] = first + count - 1
-    return (
-        positions + selection.begin if selection.row_ids is None else selection.row_ids[positions]
-    )
+    return positions if selection.row_ids is None else selection.row_ids[positions]

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.metrics.run_state import RunState
@@ -29,7 +28,6 @@ from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
 
-WhenBusy = Literal["delay", "wait"]
 # A capture that training waits for comes back after a chunk: in a fraction of a millisecond.
 _CHUNK_BYTES = 512 << 10
 _POLL_SECONDS = 0.0005
@@ -48,18 +46,20 @@ class SavingOptions:
     """
 
     at_once: bool
-    when_busy: WhenBusy
     write: WriteOptions
     gather_bytes: int = 0
     slots_per_step: int = 1
 
     def way(
-        self, kind: SnapshotKind, *, at_once: bool, of_one_step: bool
+        self, kind: SnapshotKind, *, at_once: bool, of_one_step: bool, waits: bool
     ) -> Callable[[Snapshot], Sweep]:
-        """Return the class that captures a snapshot, or what makes one."""
+        """Return the class that captures a snapshot, or what makes one.
+
+        Args:
+            waits: training waits for snapshots, see :class:`cpr_ext.Schedule`.
+        """
         if self.gather_bytes and kind == "partial" and not at_once:
-            is_given = self.when_busy == "wait"
-            return partial(DeviceCopy, max_bytes=self.gather_bytes, is_given=is_given)
+            return partial(DeviceCopy, max_bytes=self.gather_bytes, is_given=waits)
         return OneStep if of_one_step else Sweep
 
 
@@ -119,9 +119,13 @@ class Saver:
         self._had_rows = False  # at the step before
         self._next_number = parts.context.store.last_snapshot + 1
 
+    @property
+    def _waits(self) -> bool:
+        return self._account.schedule.when_busy == "wait"
+
     def begin_if_due(self) -> Snapshot | None:
         """Begin the snapshot that the schedule asks for, or one that makes its rows complete."""
-        waits = self._options.when_busy == "wait"
+        waits = self._waits
         if self.in_flight is not None:
             if not waits:
                 self.due.note_step(is_busy=True)
@@ -200,7 +204,7 @@ class Saver:
         all_dirty = is_round and kind == "partial"
         fits = parts.amount.fits(kind, all_dirty=all_dirty)
         of_one_step = at_once or is_point or self._options.at_once or fits
-        way = self._options.way(kind, at_once=at_once, of_one_step=of_one_step)
+        way = self._options.way(kind, at_once=at_once, of_one_step=of_one_step, waits=self._waits)
         parts.amount.begin()
         self._begun_at = self._account.step
         self._had_rows = False
@@ -342,11 +346,17 @@ class Saver:
         self._parts.amount.note_committed(
             snapshot.kind, snapshot.rows.bytes_captured, num_steps, has_all=has_all
         )
-        waits = self._options.when_busy == "wait"
+        waits = self._waits
         if snapshot.rows.are_of_fixed_step or not (has_all or waits):
             self._rounds_left = _MOST_ROUNDS if waits else 0
         else:
             self._rounds_left -= 1
+            if self._rounds_left == 0 and not waits:
+                logger.info(
+                    "snapshots %d to %d reached no full-recovery point: rows change faster than "
+                    "they are captured and written",
+                    *(snapshot.number - _MOST_ROUNDS + 1, snapshot.number),
+                )
         self.outcomes.note_committed(snapshot, self._arrays)
 
     def keep_up_to(self, step: int) -> bool:

@@ -149,7 +149,6 @@ class SegmentCapture:
 
     Args:
         directory: of the segments.
-        shard: whose rows they are; None: it is a dense part.
         captured: the native ``CapturedRows`` whose trackers forget rows as they are captured.
 
     Raises:
@@ -164,14 +163,13 @@ class SegmentCapture:
         snapshot: int,
         snapshot_id: str,
         kind: Kind,
-        shard: int | None,
         sources: Sequence[Source],
         metadata: Mapping[str, Any],
         options: WriteOptions,
         captured: native.CapturedRows | None = None,
     ) -> None:
-        self.file = segment_name(snapshot, kind, shard)
-        self._identity = {"kind": kind, "shard": shard, "snapshot": snapshot, "id": snapshot_id}
+        self.file = segment_name(snapshot, kind)
+        self._identity = {"kind": kind, "snapshot": snapshot, "id": snapshot_id}
         tables = [source.table for source in sources]
         self._layout = native.SegmentLayout(
             tables=tables,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,38 +22,48 @@ RowIds = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(slots=True)
 class Selection:
-    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end).
+    """The rows of a table to save: ascending ``row_ids`` (n,), or None: all.
 
     Attributes:
+        has_room: more rows might have been chosen: all that were dirty are.
         chosen: the native ``PendingRows`` that still has ``row_ids`` on a GPU; None: nothing has.
     """
 
     table: Table
     tracker: Tracker
-    begin: int
-    end: int
     row_ids: RowIds | None = None
+    has_room: bool = True
     chosen: native.PendingRows | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows selected."""
-        return self.end - self.begin if self.row_ids is None else len(self.row_ids)
+        return self.table.num_embeddings if self.row_ids is None else len(self.row_ids)
 
     def num_dirty(self) -> int:
         """Count the rows that are dirty; of chosen ones all are."""
         if self.row_ids is not None:
             return self.num_rows
-        return int(self.tracker.num_dirty(self.begin, self.end))
+        return int(self.tracker.num_dirty(0, self.table.num_embeddings))
 
     def has_all_dirty(self) -> bool:
-        """Return whether no other row of the range is dirty."""
-        return self.num_rows == self.tracker.num_dirty(self.begin, self.end)
+        """Return whether no other row is dirty."""
+        return self.num_rows == self.tracker.num_dirty(0, self.table.num_embeddings)
 
     def forget(self) -> None:
         """Free the row ids: all is saved."""
-        self.row_ids = self.chosen = None
-        self.end = self.begin
+        self.row_ids, self.chosen = np.empty(0, np.int64), None
+
+
+class ShardIds(NamedTuple):
+    """The rows to save of one shard of a table: ascending ids (n,); None: all.
+
+    Attributes:
+        has_room: more rows might have been chosen.
+    """
+
+    row_ids: RowIds | None
+    has_room: bool
 
 
 class Selector:
@@ -114,12 +124,11 @@ class Selector:
         """Return the rows of the table of this number."""
         return self._tables[table].num_embeddings
 
-    def base(self, table: int, shards: range) -> list[Selection]:
-        """Return all rows that shards have of the table of this number."""
-        chosen, edges = self._tables[table], self._edges(table, shards)
-        self._keys.must_save(chosen, edges[0], edges[-1])  # raises for wrong keys
-        tracker = self._trackers[chosen.name]
-        return [Selection(chosen, tracker, begin, end) for begin, end in pairwise(edges)]
+    def base(self, table: int) -> Selection:
+        """Return all rows of the table of this number."""
+        chosen = self._tables[table]
+        self._keys.must_save(chosen, 0, chosen.num_embeddings)  # raises for wrong keys
+        return Selection(chosen, self._trackers[chosen.name])
 
     def describe_keys(self) -> dict[str, dict[str, int | None]]:
         """Return what a snapshot notes of the keys of keyed tables."""
@@ -138,8 +147,8 @@ class Selector:
         stop: native.StopFlag | None = None,
         *,
         dirty_but: Collection[str] | None = None,
-    ) -> list[Selection]:
-        """Choose the rows to save first, at most the fraction if the table is prioritised.
+    ) -> list[ShardIds]:
+        """Choose the rows of shards to save first, at most the fraction if a priority applies.
 
         Args:
             stop: a native ``StopFlag``. Once it is set, returns those of fewer shards.
@@ -153,9 +162,10 @@ class Selector:
         saves_all = dirty_but is not None or self._saves_all
         is_moved = not chosen.updates_only_looked_up_rows() or chosen.name in (dirty_but or ())
         if not is_prioritized or (saves_all and is_moved):
-            return [Selection(chosen, tracker, *each) for each in ranges]
+            return [ShardIds(None, True)] * len(ranges)
         if saves_all:
             row_ids = [tracker.dirty_rows(*each) for each in ranges]
+            ks = [end - begin + 1 for begin, end in ranges]
         else:
             ks = [self._priority.budget(end - begin) for begin, end in ranges]
             row_ids = tracker.select_ranges(
@@ -167,10 +177,22 @@ class Selector:
             )
         if must:
             row_ids = list(map(np.union1d, row_ids, must))
-        return [
-            Selection(chosen, tracker, begin, end, ids)
-            for (begin, end), ids in zip(ranges, row_ids, strict=False)
-        ]
+        return [ShardIds(ids, len(ids) < k) for ids, k in zip(row_ids, ks, strict=False)]
+
+    def join(
+        self, table: int, parts: Sequence[ShardIds], chosen: native.PendingRows | None
+    ) -> Selection:
+        """Return what was chosen of all shards of the table of this number.
+
+        Args:
+            chosen: what a GPU has chosen of the only shard.
+        """
+        of, has_room = self._tables[table], all(part.has_room for part in parts)
+        ids = [part.row_ids for part in parts if part.row_ids is not None]
+        joined = None  # all rows, if all rows of a shard are to be saved
+        if len(ids) == len(parts):
+            joined = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        return Selection(of, self._trackers[of.name], joined, has_room, chosen)
 
     def begin_partial(self, table: int, shard: int) -> native.PendingRows | None:
         """Let a GPU choose the rows during training, for :meth:`end_partial`.
@@ -188,51 +210,35 @@ class Selector:
         budget = self._priority.budget(end - begin)
         return tracker.begin_select(begin, end, budget, weight=chosen.weight)
 
-    def end_partial(self, table: int, shard: int, pending: native.PendingRows) -> Selection:
+    def end_partial(self, table: int, shard: int, pending: native.PendingRows) -> ShardIds:
         """Return the rows that a GPU has chosen; waits until it has."""
-        chosen = self._tables[table]
         begin, end = self._edges(table, range(shard, shard + 1))
-        tracker = self._trackers[chosen.name]
-        return Selection(chosen, tracker, begin, end, pending.read(), pending)
+        row_ids = pending.read()
+        return ShardIds(row_ids, len(row_ids) < self._priority.budget(end - begin))
 
     @property
     def _saves_all(self) -> bool:
         return isinstance(self._priority, AllRows) and self._priority.fraction == 1
 
-    def are_complete(self, by_table: Iterable[Sequence[Selection]], *, is_captured: bool) -> bool:
-        """Return whether no row of the ranges is dirty once all are captured.
+    def are_complete(self, selections: Sequence[Selection], *, is_captured: bool) -> bool:
+        """Return whether no row is dirty once all are captured.
 
         Args:
-            by_table: the selections of all shards, of each table.
+            selections: of all tables.
             is_captured: all rows of the selections are captured, so that no tracker has them.
         """
-        by_table = list(by_table)
-        partial: list[Sequence[Selection]] = []
-        for of_table in by_table:
-            table = of_table[0].table
-            if self._is_changed(table):
-                return False
-            if any(each.row_ids is not None for each in of_table):
-                if not table.updates_only_looked_up_rows():
-                    return False
-                partial.append(of_table)
+        partial = [each for each in selections if each.row_ids is not None]
+        if any(self._is_changed(each.table) for each in selections):
+            return False
+        if not all(each.table.updates_only_looked_up_rows() for each in partial):
+            return False
         if not is_captured:
-            return all(each.has_all_dirty() for of_table in partial for each in of_table)
+            return all(each.has_all_dirty() for each in partial)
         # Rows of whole tables may have changed since they were captured, in the same step.
         return native.are_clean(
-            [native_trackers(of_table[0].tracker)[0] for of_table in by_table],
-            [of_table[0].begin for of_table in by_table],
-            [of_table[-1].end for of_table in by_table],
-        )
-
-    def have_room(self, by_table: Iterable[Sequence[Selection]]) -> bool:
-        """Return whether no budget was used up: then all dirty rows were chosen."""
-        return all(
-            each.row_ids is None
-            or self._saves_all
-            or each.num_rows < self._priority.budget(each.end - each.begin)
-            for of_table in by_table
-            for each in of_table
+            [native_trackers(each.tracker)[0] for each in selections],
+            [0] * len(selections),
+            [each.table.num_embeddings for each in selections],
         )
 
     def _edges(self, table: int, shards: range) -> list[int]:

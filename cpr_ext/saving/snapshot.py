@@ -1,4 +1,4 @@
-"""One snapshot of all shards of this process and of the dense part.
+"""One snapshot: rows of all tables, and the dense part.
 
 The training thread drives :meth:`Snapshot.capture_rows` between steps, or a capturing thread does
 while training reads the tables. When all is captured, a commit thread runs
@@ -55,7 +55,7 @@ class Snapshot:
         rows: those that it saves.
         last_step: the step of its last row and of its dense part.
         num_samples: samples trained at ``last_step``.
-        file_bytes: bytes of all its segments.
+        file_bytes: bytes of its two segments.
         is_at_once: rows were chosen and captured between two steps.
         is_candidate: it holds all dirty rows of one step, and everything else of it.
         compared: names of the tables of which rows are to be compared with what was saved before
@@ -204,7 +204,7 @@ class Snapshot:
         self._dense = self._source.capture(self.rows.count_waiting)
 
     def commit(self) -> None:
-        """Finish every segment and commit them together. On the commit thread."""
+        """Finish both segments and commit them together. On the commit thread."""
         if self._is_committing:
             return
         self._is_committing = True
@@ -225,12 +225,8 @@ class Snapshot:
         rows = self.rows.finish(self.num_samples)
         self.is_recorded = is_complete = self.is_complete  # it may be granted meanwhile
         # What recovers this snapshot: the segments before it, from the newest base on.
-        before = (store.manifest.at(shard, self.number) for shard in range(store.num_shards))
-        of_point = [
-            (record,) if record is not None and record.kind == "base" else (*older, record)
-            for shard, older in enumerate(before)
-            for record in [rows.get(shard)]
-        ]
+        older = () if self.kind == "base" else store.manifest.at(self.number)
+        of_point = older if rows is None else (*older, rows)
         # The dense part is a copy already, so filling the slots needs no training thread.
         capture = SegmentCapture(
             self._context.pipeline,
@@ -238,14 +234,13 @@ class Snapshot:
             snapshot=self.number,
             snapshot_id=self._id,
             kind="dense",
-            shard=None,
             sources=dense_sources(dense),
             metadata={
                 "skeleton": dense.skeleton,
                 **({"keys": self._keys} if self._keys else {}),
                 **point_metadata(
                     store.manifest,
-                    [tuple(r for r in records if r is not None) for records in of_point],
+                    of_point,
                     steps=(self.last_step, self.last_step),
                     num_samples=self.num_samples,
                     is_complete=is_complete,
@@ -263,7 +258,7 @@ class Snapshot:
             raise
         capture.keep_file()
         self.rows.note_committed()
-        self.file_bytes = sum(each.file_bytes for each in (record, *rows.values()))
+        self.file_bytes = record.file_bytes + (0 if rows is None else rows.file_bytes)
         self.content, self._dense = content_digest(dense), None
 
     def give_up(self, error: Exception | str) -> None:

@@ -16,7 +16,6 @@ from cpr_ext.saving.gathered_rows import gather
 from cpr_ext.saving.row_choice import RowChoice
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.segment_capture import (
-    CapturedChunk,
     SegmentCapture,
     Source,
     TableSource,
@@ -42,45 +41,6 @@ class SnapshotContext:
     selector: Selector
     pipeline: native.SnapshotPipeline
     hashes: SavedHashes
-
-
-@dataclass
-class _ShardRows:
-    """The rows of one shard, and their segment.
-
-    Attributes:
-        sources: what the rows are captured from; None: the tables.
-        capture: None: not begun.
-        captured: what trackers forgot of captured rows, put back if the segment is not committed.
-    """
-
-    shard: int
-    selections: Sequence[Selection]
-    sources: Sequence[Source] | None = None
-    capture: SegmentCapture | None = None
-    captured: native.CapturedRows | None = None
-
-    @property
-    def is_capturing(self) -> bool:
-        return self.capture is None or self.capture.is_capturing
-
-    def watch(self, tracked: Sequence[native.TrackedTable]) -> native.CapturedRows:
-        """Have trackers forget each row of the sources when it is captured."""
-        assert self.sources is not None
-        self.captured = native.CapturedRows()
-        chosen = [each.chosen for each in self.selections]
-        tables = [source.table for source in self.sources]
-        self.captured.add_tables(
-            tracked,
-            tables,
-            chosen if any(chosen) else [],  # type: ignore[arg-type]  # some are None
-        )
-        return self.captured
-
-    def forget(self) -> None:
-        """Free what trackers gave for captured rows."""
-        if self.captured is not None:
-            self.captured.forget()
 
 
 class SnapshotRows:
@@ -116,9 +76,12 @@ class SnapshotRows:
         self._options = options
         self._precision_of = partial(options.precision_of, kind)
         self._choice = RowChoice(context.selector, kind)
-        self._shards: list[_ShardRows] = []
+        self._selections: list[Selection] = []  # but for tables without rows to save
         self._tables: dict[str, TableSource] = {}
-        self._tracked: dict[str, native.TrackedTable] = {}
+        self._sources: list[Source] | None = None  # the copies of GPUs; None: the tables
+        self._segment: SegmentCapture | None = None  # None: not begun
+        # What trackers forgot of captured rows, put back if the segment is not committed.
+        self._captured: native.CapturedRows | None = None
 
     @property
     def are_chosen(self) -> bool:
@@ -128,7 +91,13 @@ class SnapshotRows:
     @property
     def are_left(self) -> bool:
         """Rows remain to be chosen or captured."""
-        return not self.are_chosen or any(each.is_capturing for each in self._shards)
+        return not self.are_chosen or self._is_capturing
+
+    @property
+    def _is_capturing(self) -> bool:
+        if self._segment is not None:
+            return self._segment.is_capturing
+        return bool(self._selections)
 
     def begin_choosing(self) -> None:
         """Let GPUs choose rows as they are now."""
@@ -153,46 +122,43 @@ class SnapshotRows:
         dirty_but = self._moved if self.are_all_dirty else None
         self._choice.choose(stop, some=some, wait=wait, dirty_but=dirty_but)
         if self._choice.is_done:
-            for of_table in self._choice.by_table:
-                if any(each.row_ids is None for each in of_table):
-                    self._context.hashes.note_whole(of_table[0].table)
-            self._shards = [
-                _ShardRows(shard, selections)
-                for shard, of_shard in enumerate(zip(*self._choice.by_table, strict=True))
-                if (selections := [each for each in of_shard if each.num_rows > 0])
-            ]
+            self._selections = [each for each in self._choice.selections if each.num_rows > 0]
+            for each in self._selections:
+                if each.row_ids is None:
+                    self._context.hashes.note_whole(each.table)
 
-    def _begun(self, rows: _ShardRows) -> SegmentCapture:
-        """Return the capture of a shard, which begins now if it had not."""
-        if rows.capture is None:
+    def _begun(self) -> SegmentCapture:
+        """Return the capture of the segment, which begins now if it had not."""
+        if self._segment is None:
             context = self._context
             context.store.require_in_place()
-            if rows.sources is None:
-                rows.sources = [self._source_of(each) for each in rows.selections]
-            rows.capture = SegmentCapture(
+            sources = self._sources
+            if sources is None:
+                sources = [self._source_of(each) for each in self._selections]
+            # Rows that a device holds a copy of are taken by then.
+            captured = self._watch(sources) if self._captured is None else None
+            self._segment = SegmentCapture(
                 context.pipeline,
                 context.store.segments,
                 snapshot=self._number,
                 snapshot_id=self._id,
                 kind=self._kind,
-                shard=rows.shard,
-                sources=rows.sources,
+                sources=sources,
                 metadata={},
                 options=self._options,
-                # Rows that a device holds a copy of are taken by then.
-                captured=rows.watch(self._tracked_of(rows)) if rows.captured is None else None,
+                captured=captured,
             )
-            rows.sources = None
-        return rows.capture
+            self._sources = None
+        return self._segment
 
     def _source_of(self, selection: Selection) -> Source:
         of_table = self._table(selection.table)
         if selection.row_ids is None:
-            return of_table.range(selection.begin, selection.num_rows)
+            return of_table.range(0, selection.num_rows)
         return of_table.rows(selection.row_ids)
 
     def _table(self, table: Table) -> TableSource:
-        """Return what rows of a table are captured from, the same for all shards."""
+        """Return what rows of a table are captured from."""
         if (known := self._tables.get(table.name)) is None:
             known = self._tables[table.name] = table_source(
                 table.name,
@@ -203,13 +169,19 @@ class SnapshotRows:
             )
         return known
 
-    def _tracked_of(self, rows: _ShardRows) -> list[native.TrackedTable]:
-        tracked = self._tracked
-        for each in rows.selections:
-            if each.table.name not in tracked:
-                trackers = native_trackers(each.tracker)
-                tracked[each.table.name] = native.TrackedTable(trackers, each.table.weight)
-        return [tracked[each.table.name] for each in rows.selections]
+    def _watch(self, sources: Sequence[Source]) -> native.CapturedRows:
+        """Have trackers forget each row of the sources when it is captured."""
+        self._captured = native.CapturedRows()
+        chosen = [each.chosen for each in self._selections]
+        self._captured.add_tables(
+            [
+                native.TrackedTable(native_trackers(each.tracker), each.table.weight)
+                for each in self._selections
+            ],
+            [source.table for source in sources],
+            chosen if any(chosen) else [],  # type: ignore[arg-type]  # some are None
+        )
+        return self._captured
 
     def capture(
         self,
@@ -240,32 +212,21 @@ class SnapshotRows:
             self.choose(stop, some=max_bytes > 0, wait=wait_for_slot)
             if not self.are_chosen or (stop is not None and stop.is_set()):
                 return True
-        done = 0
-        for rows in self._shards:
-            if not rows.is_capturing:
-                continue
-            if 0 < max_bytes <= done:
-                return True
-            capture = self._begun(rows)
-            before = capture.captured_bytes
-            chunks = capture.capture(
-                self.first_step if self.are_of_fixed_step else step,
-                max_bytes=max_bytes - done if max_bytes else 0,
-                wait_for_slot=wait_for_slot,
-                stop=stop,
-            )
-            self._note_captured(rows, chunks, step)
-            done += capture.captured_bytes - before
-            self.bytes_captured += capture.captured_bytes - before
-            if (stop is not None and stop.is_set()) or rows.is_capturing:
-                break
-        return done > 0
-
-    def _note_captured(self, rows: _ShardRows, chunks: Sequence[CapturedChunk], step: int) -> None:
+        if not self._is_capturing:
+            return False
+        capture = self._begun()
+        chunks = capture.capture(
+            self.first_step if self.are_of_fixed_step else step,
+            max_bytes=max_bytes,
+            wait_for_slot=wait_for_slot,
+            stop=stop,
+        )
         if chunks and self.first_step < 0:
             self.first_step = step
         for table, first, count, *_ in chunks:
-            self._context.hashes.note_captured(rows.selections[table], first, count)
+            self._context.hashes.note_captured(self._selections[table], first, count)
+        before, self.bytes_captured = self.bytes_captured, capture.captured_bytes
+        return self.bytes_captured > before
 
     def fix(self, step: int) -> None:
         """Make all rows those of ``step``, whenever they are captured."""
@@ -277,14 +238,12 @@ class SnapshotRows:
 
     def gather(self, max_bytes: int) -> bool:
         """Copy all rows, which are chosen, on their GPUs; False: there is no memory for that."""
-        selections = [each for rows in self._shards for each in rows.selections]
-        found = gather(selections, max_bytes, self._table, self._precision_of)
+        found = gather(self._selections, max_bytes, self._table, self._precision_of)
         if found is None:
             return False
-        sources = iter(found)
-        for rows in self._shards:
-            rows.sources = [next(sources) for _ in rows.selections]
-            rows.watch(self._tracked_of(rows)).take_all()
+        if found:
+            self._sources = found
+            self._watch(found).take_all()
         self._tables = {}
         self._are_gathered = True
         return True
@@ -292,7 +251,7 @@ class SnapshotRows:
     @property
     def have_all_dirty(self) -> bool:
         """Whether all rows that were dirty when they were chosen are among them."""
-        return self.are_chosen and self._context.selector.have_room(self._choice.by_table)
+        return self.are_chosen and all(each.has_room for each in self._choice.selections)
 
     def are_complete(self) -> bool:
         """Return whether with them the store holds every row as it is."""
@@ -300,7 +259,7 @@ class SnapshotRows:
         if self.are_all_dirty and self.are_of_fixed_step:
             return not selector.any_changed
         is_captured = self._are_gathered or not self.are_of_fixed_step
-        return selector.are_complete(self._choice.by_table, is_captured=is_captured)
+        return selector.are_complete(self._choice.selections, is_captured=is_captured)
 
     def tables_to_compare(self, *, were_captured_at_once: bool) -> tuple[str, ...]:
         """Return the tables of which rows may differ from what the store holds then.
@@ -320,7 +279,7 @@ class SnapshotRows:
     def _holds_whole(self, table: int) -> bool:
         if self.are_all_dirty and not self.are_chosen:
             return False
-        return all(each.row_ids is None for each in self._choice.by_table[table])
+        return self._choice.selections[table].row_ids is None
 
     def count_waiting(self) -> int:
         """Return dirty rows that are saved, but captured later."""
@@ -328,61 +287,56 @@ class SnapshotRows:
             return 0
         if self.are_all_dirty:
             return self._context.selector.num_dirty()
-        return sum(each.num_dirty() for rows in self._shards for each in rows.selections)
+        return sum(each.num_dirty() for each in self._selections)
 
-    def finish(self, num_samples: int) -> dict[int, SegmentRecord]:
-        """Finish every segment; return what the manifest is to say of them, by shard.
+    def finish(self, num_samples: int) -> SegmentRecord | None:
+        """Finish the segment; return what the manifest is to say of it; None: there are no rows.
 
         REQUIRES: all rows are captured, or gathered.
         """
-        records = {}
-        for rows in self._shards:
-            capture = self._begun(rows)
-            while capture.is_capturing:  # from copies, which need no training thread
-                capture.capture(self.first_step, max_bytes=0, wait_for_slot=True)
-            records[rows.shard] = capture.finish(num_samples=num_samples)
-        return records
+        if not self._selections:
+            return None
+        capture = self._begun()
+        while capture.is_capturing:  # from copies, which need no training thread
+            capture.capture(self.first_step, max_bytes=0, wait_for_slot=True)
+        return capture.finish(num_samples=num_samples)
 
     def note_committed(self) -> None:
-        """Record that the manifest names the segments."""
+        """Record that the manifest names the segment."""
         self.is_committed = True
-        for rows in self._shards:
-            self._begun(rows).keep_file()
-        self._let_go()
+        if self._segment is not None:
+            self._segment.keep_file()
+        self._tables = {}  # a user may keep the snapshot for long
 
     def free_host_memory(self) -> None:
         """Free what was kept for a failure, on the commit thread: training would wait for it."""
-        for rows in self._shards:
-            if all(each.tracker.device is None for each in rows.selections):
-                rows.forget()
-                for selection in rows.selections:
-                    selection.forget()
+        if all(each.tracker.device is None for each in self._selections):
+            self._forget_captured()
+            for selection in self._selections:
+                selection.forget()
 
     def cancel(self, reason: str) -> None:
-        """Abort the segments; their files go unless the store needs them."""
-        for rows in self._shards:
-            rows.sources = None
-            if rows.capture is not None:
-                rows.capture.cancel(reason, keeps_file=self._context.store.keeps(rows.capture.file))
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Let go of the tables' memory: a user may keep the snapshot for long."""
-        self._tables, self._tracked = {}, {}
+        """Abort the segment; its file goes unless the store needs it."""
+        self._sources = None
+        if (segment := self._segment) is not None:
+            segment.cancel(reason, keeps_file=self._context.store.keeps(segment.file))
+        self._tables = {}
 
     def put_back(self) -> None:
         """Give the rows of a failed save their priority back; from the training thread."""
-        for rows in self._shards:
-            if not self.is_committed and rows.captured is not None:
-                rows.captured.put_back()
-                for selection in rows.selections:
-                    if selection.row_ids is None:  # clean rows have hashes of what is not saved
-                        self._context.hashes.forget_table(selection.table)
+        if not self.is_committed and self._captured is not None:
+            self._captured.put_back()
+            for selection in self._selections:
+                if selection.row_ids is None:  # clean rows have hashes of what is not saved
+                    self._context.hashes.forget_table(selection.table)
         self.forget_taken()
 
     def forget_taken(self) -> None:
         """Free what trackers gave for captured rows, and their ids: both may be on a GPU."""
-        for rows in self._shards:
-            rows.forget()
-            for selection in rows.selections:
-                selection.chosen = None
+        self._forget_captured()
+        for selection in self._selections:
+            selection.chosen = None
+
+    def _forget_captured(self) -> None:
+        if self._captured is not None:
+            self._captured.forget()

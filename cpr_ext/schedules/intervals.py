@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from cpr_ext.errors import UsageError
-from cpr_ext.runtime.validation import as_number, as_whole_number, require_positive_or_none
+from cpr_ext.runtime.validation import (
+    as_number,
+    as_whole_number,
+    require_one_of,
+    require_positive_or_none,
+)
+
+WhenBusy = Literal["delay", "wait"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,6 @@ class RunCosts:
         num_shards: row ranges that are lost and recovered separately.
         fraction: share of the large tables' rows that a partial snapshot saves.
         prioritized_bytes, other_bytes: rows of the large tables, in float32; all else in a base.
-        row_share: bytes of their rows in a partial snapshot, as a share of those in float32.
         samples_per_hour: training speed, everything included.
         save_hours: how long saving every row once blocks training.
         load_hours, load_shard_hours: reading all shards, and those of one failure.
@@ -45,11 +52,23 @@ class RunCosts:
     save_hours: float | None = None
     load_hours: float | None = None
     load_shard_hours: float | None = None
-    row_share: float = 1.0
 
 
 class Schedule(ABC):
-    """Decides, after each training step, whether a snapshot is due."""
+    """Decides, after each training step, whether a snapshot is due.
+
+    Attributes:
+        when_busy: what to do when a snapshot is due before the last one is committed. ``"delay"``
+            starts it after that commit, and logs a warning if three in a row begin late. ``"wait"``
+            blocks training until then, so that snapshots are taken at the same steps whatever the
+            disk's speed.
+    """
+
+    when_busy: WhenBusy = "delay"
+
+    def require_sound(self) -> None:
+        """Raise UsageError for a ``when_busy`` that there is not."""
+        require_one_of("when_busy", self.when_busy, ("delay", "wait"))
 
     @abstractmethod
     def is_due(self, since_last: Progress) -> bool:
@@ -69,7 +88,8 @@ class Schedule(ABC):
 
     def __or__(self, other: Schedule) -> Schedule:
         """Due as soon as either is."""
-        return AnyOf((self, other))
+        waits = "wait" in (self.when_busy, other.when_busy)
+        return AnyOf((self, other), when_busy="wait" if waits else "delay")
 
 
 @dataclass(frozen=True)
@@ -77,8 +97,10 @@ class EverySteps(Schedule):
     """A snapshot every ``steps`` training steps."""
 
     steps: int
+    when_busy: WhenBusy = field(default="delay", kw_only=True)
 
     def __post_init__(self) -> None:
+        self.require_sound()
         object.__setattr__(self, "steps", as_whole_number("EverySteps.steps", self.steps, 1))
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
@@ -90,8 +112,10 @@ class EverySeconds(Schedule):
     """A snapshot every ``seconds`` seconds of wall-clock time."""
 
     seconds: float
+    when_busy: WhenBusy = field(default="delay", kw_only=True)
 
     def __post_init__(self) -> None:
+        self.require_sound()
         if not as_number("EverySeconds.seconds", self.seconds) > 0:
             raise UsageError(f"EverySeconds({self.seconds}): the interval must be positive")
 
@@ -113,8 +137,10 @@ class Continuous(Schedule):
 
     max_bytes_per_second: float | None = None
     min_seconds: float = 1.0
+    when_busy: WhenBusy = field(default="delay", kw_only=True)
 
     def __post_init__(self) -> None:
+        self.require_sound()
         require_positive_or_none("max_bytes_per_second", self.max_bytes_per_second)
         if not as_number("min_seconds", self.min_seconds) >= 0:
             raise UsageError(f"min_seconds is {self.min_seconds}; it must not be negative")
@@ -131,9 +157,10 @@ class Continuous(Schedule):
 
 @dataclass(frozen=True)
 class AnyOf(Schedule):
-    """Due as soon as one of ``schedules`` is; ``a | b`` makes one."""
+    """Due as soon as one of ``schedules`` is; ``a | b`` makes one, which waits if either does."""
 
     schedules: tuple[Schedule, ...]
+    when_busy: WhenBusy = field(default="delay", kw_only=True)
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         return any(schedule.is_due(since_last) for schedule in self.schedules)

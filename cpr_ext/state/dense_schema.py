@@ -234,7 +234,7 @@ _MT_WORDS = 624
 OF_OPTIMIZERS = "fused_optimizers."
 # Of fused optimizers: "iterations", "learning_rates", "max_counters".
 FUSED_STATE = f"{OF_OPTIMIZERS}_extra_state"
-_POSITION = {"step", "num_samples", "extra_state"}
+_POSITION = {"step", "num_samples", "values"}
 
 
 def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -247,8 +247,8 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         other keys, if there is any), ``rng``, ``extra`` (see :func:`read_position`, which checks
         it); ``wrapped`` (paths of modules that wrappers hold)
         since 0.2; ``grown`` (names of buffers whose form changed in training), if there are any;
-        ``stateful`` (each ``type``, ``state``) if the run had such objects; ``unsaved_buffers``
-        (name -> tensor) of a worker.
+        ``state`` (name -> ``type``, ``state``) of the user's objects; ``unsaved_buffers`` (name ->
+        tensor) of a worker.
 
     Raises:
         DamageError: it is not such a tree.
@@ -291,7 +291,9 @@ def read_position(tree: dict[str, Any]) -> Position:
     known = _POSITION | {"rows_unsaved", "samples_lost"}
     if not isinstance(extra, dict) or not _POSITION <= extra.keys() <= known:
         raise DamageError("not the dense part of a snapshot: it has no position in training")
-    for name in extra.keys() - {"extra_state"}:
+    if not _has_names(extra["values"]):
+        raise DamageError("not the dense part of a snapshot: its values have no names")
+    for name in extra.keys() - {"values"}:
         value = extra[name]
         if name == "rows_unsaved" and value is None:
             continue
@@ -334,11 +336,12 @@ def _check(tree: Any) -> None:
         _require(good and all(_all(str, group) for group in names), "an optimizer's parameters")
         _require(not names or sum(map(len, names)) == len(states), "an optimizer's parameters")
         _require(isinstance(optimizer.get("others", {}), dict), "an optimizer's other state")
-    stateful = tree.get("stateful", [])
-    good = isinstance(stateful, list) and _all(dict, stateful)
+    state = tree.get("state", {})
     _require(
-        good and all(isinstance(s["type"], str) and "state" in s for s in stateful),
-        "the states of stateful objects",
+        _has_names(state)
+        and _all(dict, state.values())
+        and all(isinstance(each["type"], str) and "state" in each for each in state.values()),
+        "the states of the user's objects",
     )
     unsaved = tree.get("unsaved_buffers", {})
     _require(_has_names(unsaved) and _all(torch.Tensor, unsaved.values()), "its unsaved buffers")

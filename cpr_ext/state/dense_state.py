@@ -1,8 +1,7 @@
 """The dense part of a snapshot: all that is not a table row.
 
 Parameters and buffers of the model, optimizer state that is not per row, and random number
-generators. Also the states of stateful objects, the position in training and the caller's extra
-state.
+generators. Also the state that the caller names, and the position in training.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -40,10 +39,9 @@ from cpr_ext.state.grown_buffers import (
 )
 from cpr_ext.state.stateful import (
     Declared,
-    Stateful,
-    capture_stateful,
-    restore_stateful,
-    stateful_differences,
+    capture_state,
+    restore_state,
+    state_differences,
 )
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
@@ -312,7 +310,7 @@ def without_optimizers(part: DensePart) -> DensePart:
     """Return what of a captured dense part the model computes with."""
     tree = part.tree()
     model = {n: v for n, v in tree["model"].items() if not n.startswith(OF_OPTIMIZERS)}
-    return DensePart.of_tree({**tree, "model": model, "optimizers": [], "stateful": []})
+    return DensePart.of_tree({**tree, "model": model, "optimizers": [], "state": {}})
 
 
 def capture_dense(
@@ -320,7 +318,7 @@ def capture_dense(
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
     extra: Any,
-    stateful: Sequence[Stateful] = (),
+    declared: Declared = Declared(),  # noqa: B008 - it is frozen
     forms: BufferForms | None = None,
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now.
@@ -347,8 +345,8 @@ def capture_dense(
         "rng": generator_states(),
         "extra": extra,
     }
-    if stateful:
-        tree["stateful"] = capture_stateful(stateful)
+    if declared.objects:
+        tree["state"] = capture_state(declared.objects)
     if grown := grown_buffers(model, forms or {}):
         tree["grown"] = grown
     skeleton, tensors = pack(tree, "dense")
@@ -417,8 +415,8 @@ def own_part(
 ) -> DensePart:
     """Return what of a captured dense part one worker has of its own, for :func:`restore_own_part`.
 
-    Buffers, generators, position, extra state, and the state of optimizers that update tables only.
-    Of stateful objects, those that the user says each process has for itself.
+    Buffers, generators, position, values, and the state of optimizers that update tables only. Of
+    the user's objects, those that each process has for itself.
     """
     parameters = {
         name
@@ -436,13 +434,8 @@ def own_part(
             if id(optimizer) not in shared
         ],
     }
-    states = skeleton.pop("stateful", [])
-    if declared.per_rank:
-        skeleton["stateful"] = [
-            state
-            for state, item in zip(states, declared.stateful, strict=True)
-            if any(item is own for own in declared.per_rank)
-        ]
+    if own := declared.own_values(skeleton.pop("state", {})):
+        skeleton["state"] = own
     return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
 
 
@@ -456,7 +449,7 @@ def restore_own_part(
     """Put back what :func:`own_part` returned; all else stays unchanged."""
     shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
     own = [optimizer for optimizer in optimizers if id(optimizer) not in shared]
-    restore_dense(part, model, own, tables, is_own=True, stateful=declared.per_rank)
+    restore_dense(part, model, own, tables, is_own=True, declared=declared)
 
 
 def refuse_nan(part: DensePart) -> None:
@@ -466,7 +459,7 @@ def refuse_nan(part: DensePart) -> None:
             raise NanError(
                 f"parameter '{name.removeprefix('dense.model.')}' holds NaN; the snapshot is "
                 "aborted and earlier ones are kept. Look for divergence, or save NaN with "
-                'on_nan="save"'
+                'StoreOptions(on_nan="save")'
             )
 
 
@@ -480,8 +473,8 @@ def restore_dense(
     is_own: bool = False,
     generators: bool = True,
     buffers: bool = True,
-    stateful: Sequence[Stateful] = (),
-    keep: Sequence[Stateful] = (),
+    declared: Declared = Declared(),  # noqa: B008 - it is frozen
+    keep: Collection[str] = (),
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
@@ -491,19 +484,19 @@ def restore_dense(
         is_own: it is of :func:`own_part`, and lacks what workers share.
         generators: put random number generators back, too.
         buffers: put the model's buffers back, too.
-        stateful: objects whose states were captured; without any captured they stay unchanged.
-        keep: those of them that stay unchanged.
+        declared: its objects take their states back; without any captured they stay unchanged.
+        keep: names of those that stay unchanged.
 
     Raises:
         StoreError: the model, the optimizers or the objects are not those of the snapshot. Nothing
-            was changed, except stateful objects before one that refuses its state.
+            was changed, except the user's objects before one that refuses its state.
         DamageError: it is no dense part; nothing was changed.
     """
     tree = part.tree()
     live = dense_values(model, tables)
     if strict and not is_own:
-        _require_same(dense_differences(part, model, optimizers, tables, stateful))
-    restore_stateful(tree.get("stateful", []), stateful, keep)
+        _require_same(dense_differences(part, model, optimizers, tables, declared))
+    restore_state(tree.get("state", {}), declared.objects, keep)
     make_grown_buffers(model, tree["model"], tree.get("grown", ()))
     live = dense_values(model, tables)
     values, saved = model.state_dict(keep_vars=True), tree["optimizers"]
@@ -576,7 +569,7 @@ def dense_differences(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
-    stateful: Sequence[Stateful] = (),
+    declared: Declared = Declared(),  # noqa: B008 - it is frozen
 ) -> list[str]:
     """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
@@ -590,7 +583,7 @@ def dense_differences(
     return [
         *(text for text in found if text),
         *optimizer_differences(tree["optimizers"], optimizers, model.state_dict(keep_vars=True)),
-        *stateful_differences(tree.get("stateful", []), stateful),
+        *state_differences(tree.get("state", {}), declared.objects),
     ]
 
 

@@ -35,13 +35,13 @@ class Position:
 
     Attributes:
         step, num_samples: steps and samples done.
-        extra_state: the caller's.
+        values: what the caller's callables returned, by name.
         rows_unsaved: rows that had changed since their newest saved state; None: not known.
         samples_lost: samples whose effect failures had taken from lost shards until then.
     """
 
     step: int
     num_samples: int
-    extra_state: Any
+    values: dict[str, Any]
     rows_unsaved: int | None = None
     samples_lost: int = 0

@@ -1,16 +1,16 @@
-"""Objects with a state of their own: learning-rate schedulers, gradient scalers, data loaders.
+"""State that no model or optimizer has, by name: ``Checkpointer(state={...})``.
 
-Each has ``state_dict()`` and ``load_state_dict()``, as those of torch have. Random number
-generators of a user's own are wrapped. The states are part of the dense state, in the order in
-which the user gives the objects.
+Objects have ``state_dict()`` and ``load_state_dict()``: learning-rate schedulers, gradient scalers,
+readers. Random number generators of a user's own are wrapped. A callable gives plain values and
+tensors, which the report of a recovery has.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import nn
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.state.dense_schema import pack
 
-_EXAMPLE = "stateful=[scheduler, scaler]"
+_EXAMPLE = 'state={"scheduler": scheduler, "scaler": scaler}'
 
 
 class Stateful(Protocol):
@@ -31,6 +31,19 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Take back what :meth:`state_dict` returned."""
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """Marks state that each process of a job has for itself, such as the reader of its own files.
+
+    All other state is that of the process that saved last.
+
+    Attributes:
+        item: an object or a callable of ``state=``.
+    """
+
+    item: Any
 
 
 class OwnGenerator:
@@ -64,159 +77,137 @@ class OwnGenerator:
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-def as_list(given: Any) -> list[Any]:
-    """Return a list of nothing, of one object, or of those of a sequence."""
-    if given is None:
-        return []
-    is_one = isinstance(given, str) or not _is_sequence(given)
-    return [given] if is_one else list(given)
+@dataclass(frozen=True)
+class Declared:
+    """State that the user names, as no model or optimizer has it.
+
+    Attributes:
+        objects: those that load their state themselves.
+        values: callables whose results are saved, at each capture.
+        own: the names of what each process of a job has for itself.
+    """
+
+    objects: Mapping[str, Stateful] = field(default_factory=dict)
+    values: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+
+    def own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of ``values`` that each process has for itself."""
+        return {name: value for name, value in values.items() if name in self.own}
+
+    def shared_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of ``values`` that all processes have in common."""
+        return {name: value for name, value in values.items() if name not in self.own}
 
 
-def as_stateful(given: Any) -> list[Stateful]:
-    """Return the objects that a user passes: none, one, or a sequence of them.
+def as_declared(state: Any) -> Declared:
+    """Return what a user declares with ``state=``; None: nothing.
 
     Raises:
-        UsageError: one has no state that can be saved and loaded, or is given twice.
+        UsageError: it is no mapping from names, names an object twice, or names something that has
+            no state which can be saved.
     """
-    items = as_list(given)
-    if (twice := _twice(items)) is not None:
-        raise UsageError(f"stateful[{twice}] (a {type(items[twice]).__name__}) is given twice")
-    objects = [OwnGenerator(item) if isinstance(item, GENERATORS) else item for item in items]
-    for index, item in enumerate(objects):
-        name = f"stateful[{index}]"
-        if not all(callable(getattr(item, m, None)) for m in ("state_dict", "load_state_dict")):
+    given = joined_state(state, {})
+    objects: dict[str, Stateful] = {}
+    values: dict[str, Callable[[], Any]] = {}
+    known: dict[int, str] = {}
+    for name, marked in given.items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"state= has the name {name!r:.100}; needed: text, such as {_EXAMPLE}")
+        item = marked.item if isinstance(marked, PerRank) else marked
+        what = f"state[{name!r}]"
+        if (other := known.setdefault(id(item), name)) != name:
             raise UsageError(
-                f"{name} is a {type(item).__name__} without state_dict() and load_state_dict(); "
-                f"needed: objects that have both, such as {_EXAMPLE}"
+                f"{what} and state[{other!r}] are the same {type(item).__name__}; name it once"
             )
-        pack(item.state_dict(), name)  # raises UsageError for what cannot be saved
-    return objects
+        if isinstance(item, GENERATORS):
+            item = OwnGenerator(item)
+        if all(callable(getattr(item, m, None)) for m in ("state_dict", "load_state_dict")):
+            pack(item.state_dict(), what)  # raises UsageError for what cannot be saved
+            objects[name] = item
+        elif callable(item):
+            values[name] = item
+        else:
+            raise UsageError(
+                f"{what} is a {type(item).__name__} without state_dict() and load_state_dict(); "
+                f"needed: objects that have both, such as {_EXAMPLE}, or a callable without "
+                f"arguments that returns plain values and tensors: {{{name!r}: lambda: ...}}"
+            )
+    own = frozenset(name for name, item in given.items() if isinstance(item, PerRank))
+    return Declared(objects, values, own)
+
+
+def joined_state(given: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's ``state=`` with what an integration adds to it.
+
+    Raises:
+        UsageError: the user's is no mapping, or has a name that the integration needs.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"state is a {type(given).__name__}; needed: names, such as {_EXAMPLE}")
+    given = dict(given or {})
+    if twice := given.keys() & more.keys():
+        raise UsageError(f"state= has {sorted(twice)}, which is saved anyway; choose another name")
+    return {**given, **more}
 
 
 def refuse_saved_twice(
-    objects: Sequence[Stateful], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    objects: Mapping[str, Stateful], model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 ) -> None:
     """Raise UsageError for an object that is saved anyway, as the model, a part or an optimizer.
 
     Another model is saved as it is, such as an average of the weights.
     """
     modules = set(model.modules())
-    for index, item in enumerate(objects):
+    for name, item in objects.items():
         is_saved = any(item is optimizer for optimizer in optimizers) or (
             isinstance(item, nn.Module) and not modules.isdisjoint(item.modules())
         )
         if is_saved:
             raise UsageError(
-                f"stateful[{index}] is a {type(item).__name__}; the model and the optimizers are "
-                f"saved without it. stateful= is for other objects, such as {_EXAMPLE}"
+                f"state[{name!r}] is a {type(item).__name__}; the model and the optimizers are "
+                f"saved without it. state= is for other objects, such as {_EXAMPLE}"
             )
 
 
-EXTRA_STATE = "extra_state"
-
-
-@dataclass(frozen=True)
-class Declared:
-    """State that the user names, as no model or optimizer has it.
-
-    Attributes:
-        stateful: objects with a state.
-        extra_state: returns more state, at each capture; None: there is none.
-        per_rank: those of ``stateful`` that each process of a job has for itself.
-        owns_extra_state: each process has its own extra state.
-    """
-
-    stateful: Sequence[Stateful] = ()
-    extra_state: Callable[[], Any] | None = None
-    per_rank: Sequence[Stateful] = ()
-    owns_extra_state: bool = False
-
-    @property
-    def is_per_rank(self) -> bool:
-        """Whether any of it is of one process alone."""
-        return bool(self.per_rank) or self.owns_extra_state
-
-
-def as_declared(stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any) -> Declared:
-    """Return what a user declares.
-
-    Args:
-        per_rank: objects of ``stateful``, and the word "extra_state"; None: nothing.
-
-    Raises:
-        UsageError: as :func:`as_stateful`; or ``per_rank`` names something else.
-    """
-    objects = as_stateful(stateful)
-    given, own = as_list(per_rank), []
-    for index, item in enumerate(given):
-        if isinstance(item, str) and item == EXTRA_STATE and extra_state is not None:
-            continue
-        found = [
-            each for each in objects if item is each or item is getattr(each, "generator", None)
-        ]
-        if isinstance(item, str) or not found:
-            raise UsageError(
-                f"per_rank[{index}] is {item!r:.100}; needed: an object that stateful= has, or "
-                '"extra_state" if extra_state= is given'
-            )
-        own += found
-    owns_extra_state = any(isinstance(item, str) for item in given)
-    return Declared(objects, extra_state, own, owns_extra_state)
-
-
-def capture_stateful(objects: Sequence[Stateful]) -> list[dict[str, Any]]:
+def capture_state(objects: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
     """Return each object's type and state, as it is now."""
-    return [{"type": type(item).__name__, "state": item.state_dict()} for item in objects]
+    return {
+        name: {"type": type(item).__name__, "state": item.state_dict()}
+        for name, item in objects.items()
+    }
 
 
-def stateful_differences(saved: Sequence[Any], objects: Sequence[Stateful]) -> list[str]:
+def state_differences(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> list[str]:
     """Return what differs between saved states and live objects, one sentence at most.
 
     A snapshot without any state fits all objects: it may have been made without them.
     """
-    stored, live = [item["type"] for item in saved], [type(item).__name__ for item in objects]
+    stored = {name: each["type"] for name, each in saved.items()}
+    live = {name: type(item).__name__ for name, item in objects.items()}
     if stored == live or not stored:
         return []
-    return [f"the store holds states of stateful={stored}, the run has {live}"]
+    return [f"the store holds the state of {stored}, the run has state={live}"]
 
 
-def without_state(saved: Sequence[Any], objects: Sequence[Stateful]) -> list[str]:
-    """Return the types of the objects for which a snapshot without states holds none."""
-    return [] if saved else [type(item).__name__ for item in objects]
-
-
-def restore_stateful(
-    saved: Sequence[Any], objects: Sequence[Stateful], keep: Sequence[Stateful] = ()
+def restore_state(
+    saved: Mapping[str, Any], objects: Mapping[str, Stateful], keep: Collection[str] = ()
 ) -> None:
-    """Load saved states into the objects, if they are of the same types.
+    """Load saved states into the objects of the same names and types.
 
     Args:
-        keep: objects that keep the state that they have.
+        keep: names of objects that keep the state that they have.
 
     Raises:
         StoreError: an object refuses its state; those before it have theirs.
     """
-    if stateful_differences(saved, objects):
-        return
-    for index, (item, state) in enumerate(zip(objects, saved, strict=False)):
-        if any(item is each for each in keep):
+    for name, item in objects.items():
+        if name in keep or name not in saved or saved[name]["type"] != type(item).__name__:
             continue
         try:
-            item.load_state_dict(copy.deepcopy(state["state"]))  # it may keep it
+            item.load_state_dict(copy.deepcopy(saved[name]["state"]))  # it may keep it
         except Exception as error:  # of the object's own code
             raise StoreError(
-                f"stateful[{index}] (a {type(item).__name__}) refused the state that the store "
+                f"state[{name!r}] (a {type(item).__name__}) refused the state that the store "
                 f"holds of it: {error}. Make it with the settings that it was saved with"
             ) from error
-
-
-def _twice(items: Sequence[Any]) -> int | None:
-    """Return the index of an item that is there before; None: there is none."""
-    for index, item in enumerate(items):
-        if any(item is other for other in items[:index]):
-            return index
-    return None
-
-
-def _is_sequence(given: Any) -> bool:
-    return isinstance(given, Iterable) and not hasattr(given, "state_dict")

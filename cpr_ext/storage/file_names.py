@@ -23,25 +23,20 @@ _NO_STORE = frozenset(
     )
 )
 _WORKER_NAME = re.compile(r"worker-(\d{5,})-of-(\d{5,})", re.ASCII)
-_SEGMENT_NAME = re.compile(r"(\d{8,})-(?:(\d{5,})-(base|partial)|(dense))\.safetensors", re.ASCII)
+_SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|dense)\.safetensors", re.ASCII)
 
 
-def segment_name(snapshot: int, kind: str, shard: int | None = None) -> str:
-    """Return the file name of a segment; ``shard`` None: of a dense part.
-
-    Names sort in the order of snapshots.
-    """
-    of_shard = "" if shard is None else f"{shard:05d}-"
-    return f"{snapshot:08d}-{of_shard}{kind}.safetensors"
+def segment_name(snapshot: int, kind: str) -> str:
+    """Return the file name of a segment; names sort in the order of snapshots."""
+    return f"{snapshot:08d}-{kind}.safetensors"
 
 
-def parse_segment_name(name: str) -> tuple[int, str, int | None] | None:
+def parse_segment_name(name: str) -> tuple[int, str] | None:
     """Invert :func:`segment_name`; None for any other name."""
     match = _SEGMENT_NAME.fullmatch(name)
     if match is None:
         return None
-    shard = None if match[2] is None else int(match[2])
-    parsed = int(match[1]), match[3] or match[4], shard
+    parsed = int(match[1]), match[2]
     return parsed if name == segment_name(*parsed) else None
 
 

@@ -22,7 +22,7 @@ from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
 from cpr_ext.state.slot_keys import KEY, is_key_array
-from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.checksummed_json import (
     FREE_BYTES,
@@ -92,34 +92,26 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The tables of a store by name, and the number of its shards."""
+    """The tables of a store by name."""
 
-    num_shards: int
     tables: Mapping[str, StoredTable]
 
     @classmethod
-    def of(cls, tables: Sequence[Table], num_shards: int) -> StoredModel:
+    def of(cls, tables: Sequence[Table]) -> StoredModel:
         """Return what a store records of live tables."""
-        return cls(num_shards, {table.name: StoredTable.of(table) for table in tables})
+        return cls({table.name: StoredTable.of(table) for table in tables})
 
     @cached_property
     def text(self) -> str:
         """It as JSON."""
         tables = {name: table.to_json() for name, table in self.tables.items()}
-        return json.dumps({"num_shards": self.num_shards, "tables": tables}, separators=(",", ":"))
+        return json.dumps({"tables": tables}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, value: Any) -> StoredModel:
         """Invert :attr:`text`, parsed; raises ValueError, or what comes of other types."""
         tables = {name: StoredTable.from_json(name, t) for name, t in value["tables"].items()}
-        return cls(_count(value["num_shards"]), tables)
-
-    @cached_property
-    def has_rows(self) -> tuple[bool, ...]:
-        """Of each shard, whether it has any rows."""
-        return tuple(
-            any(begin < end for begin, end in ranges.values()) for ranges in self._row_ranges
-        )
+        return cls(tables)
 
     def table(self, name: str) -> StoredTable:
         """Return the table of a name.
@@ -131,20 +123,10 @@ class StoredModel:
             raise UsageError(f"no table '{name}'; there are: {', '.join(sorted(self.tables))}")
         return self.tables[name]
 
-    def row_range(self, table: str, shard: int) -> tuple[int, int]:
-        """Return rows [begin, end) of a table that a shard holds; may be empty."""
-        return shard_row_range(self.tables[table].num_embeddings, shard, self.num_shards)
-
-    def row_ranges(self, shard: int) -> Mapping[str, tuple[int, int]]:
-        """Return rows [begin, end) that a shard holds, by table."""
-        return self._row_ranges[shard]
-
     @cached_property
-    def _row_ranges(self) -> tuple[dict[str, tuple[int, int]], ...]:
-        return tuple(
-            {name: self.row_range(name, shard) for name in self.tables}
-            for shard in range(self.num_shards)
-        )
+    def row_ranges(self) -> Mapping[str, tuple[int, int]]:
+        """All rows [0, n), by table."""
+        return {name: (0, table.num_embeddings) for name, table in self.tables.items()}
 
     def differences(self, live: StoredModel) -> list[str]:
         """Return what a live model has otherwise, one sentence each."""
@@ -156,8 +138,6 @@ class StoredModel:
             for key in sorted(stored.keys() | wanted.keys()):
                 if (theirs := wanted.get(key)) != (ours := stored.get(key)):
                     found.append(f"table '{name}' has {key} {ours}, the model {theirs}")
-        if self.num_shards != live.num_shards:
-            found.append(f"it has {self.num_shards} shards, not {live.num_shards}")
         return sorted(found)
 
 
@@ -178,19 +158,17 @@ class SegmentRecord:
     """What a manifest says of one segment.
 
     Attributes:
-        kind: ``base`` (all rows of the shard), ``partial`` (selected rows) or ``dense``.
-        shard: whose rows it holds; None: of a dense part.
+        kind: ``base`` (all rows), ``partial`` (selected rows) or ``dense``.
         snapshot: number of the snapshot; newer ones are higher.
         id: of the snapshot, which no other has, in this or in any other store.
         first_step, last_step: the steps at which its rows were captured.
         num_samples: samples trained when the last of them was captured.
         file_bytes, header_bytes, header_crc32c: how to read and check it.
-        is_complete: dense only. The snapshots up to this one contain every row of every shard with
-            its value at ``last_step``: a full-recovery point.
+        is_complete: dense only. The snapshots up to this one contain every row with its value at
+            ``last_step``: a full-recovery point.
     """
 
     kind: Kind
-    shard: int | None
     snapshot: int
     id: str
     first_step: int
@@ -204,15 +182,14 @@ class SegmentRecord:
     @cached_property
     def file(self) -> str:
         """Its file's name; never a path."""
-        return segment_name(self.snapshot, self.kind, self.shard)
+        return segment_name(self.snapshot, self.kind)
 
     @cached_property
     def text(self) -> str:
         """It as JSON."""
-        shard = "null" if self.shard is None else self.shard
         flag = ',"is_complete":true' if self.is_complete else ""
         counts = "".join(f',"{name}":{getattr(self, name)}' for name in _COUNTS)
-        return f'{{"kind":"{self.kind}","shard":{shard},"id":"{self.id}"{counts}{flag}}}'
+        return f'{{"kind":"{self.kind}","id":"{self.id}"{counts}{flag}}}'
 
     @classmethod
     def from_json(cls, value: Any) -> SegmentRecord:
@@ -223,8 +200,6 @@ class SegmentRecord:
                 raise ValueError(f"{name} is {count!r:.100}")
         if record.file_bytes > MAX_SEGMENT_BYTES:
             raise ValueError(f"file_bytes is {record.file_bytes}, of at most {MAX_SEGMENT_BYTES}")
-        if record.shard is not None and not is_count(record.shard):
-            raise ValueError(f"shard is {record.shard!r:.100}")
         if not is_id(record.id) or type(record.is_complete) is not bool:
             raise ValueError("a field of a segment has another type")
         if record.first_step > record.last_step:
@@ -233,9 +208,7 @@ class SegmentRecord:
 
 
 _COUNTS = tuple(
-    field.name
-    for field in fields(SegmentRecord)
-    if field.name not in ("kind", "shard", "id", "is_complete")
+    field.name for field in fields(SegmentRecord) if field.name not in ("kind", "id", "is_complete")
 )
 Records = tuple[SegmentRecord, ...]
 
@@ -250,7 +223,7 @@ class Manifest:
         commit_id: identity of this state; no other has it.
         ancestors: commits before it, oldest first, so many as are kept.
         dense: dense parts, oldest first: each is a snapshot, committed as a whole.
-        shards: segments of each shard, oldest first.
+        rows: segments of rows, oldest first; a snapshot that found none to save has none.
     """
 
     store_id: str
@@ -258,13 +231,13 @@ class Manifest:
     commit_id: str
     ancestors: tuple[str, ...]
     dense: Records
-    shards: tuple[Records, ...]
+    rows: Records
 
     @classmethod
     def new(cls, model: StoredModel) -> Manifest:
         """Return that of a new store."""
         identity = new_id()
-        return cls(identity, model, identity, (), (), ((),) * model.num_shards)
+        return cls(identity, model, identity, (), (), ())
 
     @classmethod
     def from_content(cls, content: Any, place: str) -> Manifest:
@@ -280,7 +253,7 @@ class Manifest:
                 content["commit_id"],
                 split_ids(content["ancestors"]),
                 tuple(map(SegmentRecord.from_json, content["dense"])),
-                tuple(tuple(map(SegmentRecord.from_json, of)) for of in content["shards"]),
+                tuple(map(SegmentRecord.from_json, content["rows"])),
             )
             manifest._check()
         except Exception as error:  # of whatever a document may hold
@@ -296,27 +269,19 @@ class Manifest:
         """Raise ValueError unless the parts fit together."""
         if not all(map(is_id, (self.store_id, self.commit_id, *self.ancestors))):
             raise ValueError("an identity is none")
-        if len(self.shards) != self.model.num_shards:
-            raise ValueError(f"{len(self.shards)} shards, its tables have {self.model.num_shards}")
-        for shard, records in enumerate((self.dense, *self.shards), -1):
-            kinds = ("dense",) if shard < 0 else ("base", "partial")
-            place = None if shard < 0 else shard
-            if any(r.kind not in kinds or r.shard != place for r in records):
-                raise ValueError(f"a segment is in the place of {kinds} of shard {place}")
+        for records, kinds in ((self.dense, ("dense",)), (self.rows, ("base", "partial"))):
+            if any(record.kind not in kinds for record in records):
+                raise ValueError(f"a segment is in the place of {kinds}")
             if any(newer.snapshot <= older.snapshot for older, newer in pairwise(records)):
                 raise ValueError("its snapshots do not ascend")
         ids: dict[int, str] = {}
         if any(ids.setdefault(r.snapshot, r.id) != r.id for r in self.records()):
             raise ValueError("segments of one snapshot are of two")
-        newest = self.dense[-1].snapshot if self.dense else 0
-        for shard, records in enumerate(self.shards):
-            if records and records[-1].snapshot > newest:
-                raise ValueError(f"a segment of shard {shard} is of no snapshot")
-            bases = [r.snapshot for r in records if r.kind == "base"]
-            if self.dense and self.model.has_rows[shard]:
-                oldest = self.dense[0].snapshot
-                if not bases or bases[0] > oldest:
-                    raise ValueError(f"shard {shard} has no base of snapshot {oldest} or before")
+        if self.rows and self.rows[-1].snapshot > (self.dense[-1].snapshot if self.dense else 0):
+            raise ValueError("a segment of rows is of no snapshot")
+        bases = [record.snapshot for record in self.rows if record.kind == "base"]
+        if self.dense and self.model.tables and (not bases or bases[0] > self.dense[0].snapshot):
+            raise ValueError(f"it has no base of snapshot {self.dense[0].snapshot} or before")
 
     def require_room(self, limit: int, place: Path) -> None:
         """Raise DamageError if a number is so high that little can be counted on from it."""
@@ -327,8 +292,7 @@ class Manifest:
     def records(self) -> Iterator[SegmentRecord]:
         """Yield every segment."""
         yield from self.dense
-        for records in self.shards:
-            yield from records
+        yield from self.rows
 
     @property
     def newest(self) -> SegmentRecord | None:
@@ -340,12 +304,12 @@ class Manifest:
         """Size of all segments."""
         return sum(record.file_bytes for record in self.records())
 
-    def at(self, shard: int, snapshot: int) -> Records:
-        """Return the segments of a shard that make its state at ``snapshot``, oldest first.
+    def at(self, snapshot: int) -> Records:
+        """Return the segments of rows that make the state at ``snapshot``, oldest first.
 
         They begin with the newest base; what is older than that can only serve as a fallback.
         """
-        records = self.shards[shard]
+        records = self.rows
         end = bisect_right(records, snapshot, key=lambda record: record.snapshot)
         bases = [index for index in range(end) if records[index].kind == "base"]
         return records[bases[-1] if bases else 0 : end]
@@ -357,7 +321,7 @@ class Manifest:
     def next(
         self,
         dense: Records,
-        shards: Sequence[Records],
+        rows: Records,
         *,
         commit_id: str = "",
         pinned: frozenset[str] = frozenset(),
@@ -376,17 +340,16 @@ class Manifest:
             commit_id=commit_id or new_id(),
             ancestors=ancestors,
             dense=dense,
-            shards=tuple(shards),
+            rows=rows,
         )
 
     @property
     def text(self) -> str:
         """It as JSON."""
-        shards = ",\n".join(_listed(records) for records in self.shards)
         return (
             f'{{"store_id":"{self.store_id}",\n"commit_id":"{self.commit_id}",\n'
             f'"ancestors":"{"".join(self.ancestors)}",\n"model":{self.model.text},\n'
-            f'"dense":{_listed(self.dense)},\n"shards":[{shards}]}}'
+            f'"dense":{_listed(self.dense)},\n"rows":{_listed(self.rows)}}}'
         )
 
     def to_bytes(self) -> bytes:

@@ -47,20 +47,20 @@ class Retention:
 
 @dataclass(frozen=True)
 class Kept:
-    """The records that stay, of the dense part and of each shard."""
+    """The records that stay."""
 
     dense: Records
-    shards: tuple[Records, ...]
+    rows: Records
 
     @property
     def file_bytes(self) -> int:
         """Size of their files."""
-        return sum(r.file_bytes for records in (self.dense, *self.shards) for r in records)
+        return sum(record.file_bytes for record in (*self.dense, *self.rows))
 
 
 def plan_retention(
     dense: Sequence[SegmentRecord],
-    shards: Sequence[Sequence[SegmentRecord]],
+    rows: Sequence[SegmentRecord],
     retention: Retention,
 ) -> Kept:
     """Choose the records to keep: all that the newest snapshot or a kept full-recovery point needs.
@@ -71,7 +71,7 @@ def plan_retention(
     def keep(points: int) -> Kept:
         kept_dense = keep_points(dense, points)
         oldest = kept_dense[0].snapshot if kept_dense else 0
-        return Kept(kept_dense, tuple(keep_needed(records, oldest) for records in shards))
+        return Kept(kept_dense, keep_needed(rows, oldest))
 
     most = min(retention.full_recovery_points, sum(record.is_complete for record in dense))
     max_bytes = retention.max_bytes

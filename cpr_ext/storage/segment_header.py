@@ -73,14 +73,14 @@ def read_segment(path: Path, record: SegmentRecord) -> Segment:
     is_dense = record.kind == "dense"
     if said != expected or any((t.shape is not None) != is_dense for t in segment.layout.tables):
         raise DamageError(
-            f"{path}: it says it is {said} (kind, shard, snapshot, its id); its place is that of "
+            f"{path}: it says it is {said} (kind, snapshot, its id); its place is that of "
             f"{expected}"
         )
     return segment
 
 
 def _identity(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(values.get(name) for name in ("kind", "shard", "snapshot", "id"))
+    return tuple(values.get(name) for name in ("kind", "snapshot", "id"))
 
 
 def _parsed(path: Path, block: bytes, file_bytes: int) -> Segment:
@@ -129,13 +129,13 @@ def record_of(
     )
 
 
-def _identity_of(metadata: Mapping[str, Any]) -> tuple[Kind, int | None, int, str]:
-    return metadata["kind"], metadata.get("shard"), metadata["snapshot"], metadata["id"]
+def _identity_of(metadata: Mapping[str, Any]) -> tuple[Kind, int, str]:
+    return metadata["kind"], metadata["snapshot"], metadata["id"]
 
 
 def point_metadata(
     manifest: Manifest,
-    rows: Sequence[Records],
+    rows: Records,
     *,
     steps: tuple[int, int],
     num_samples: int,
@@ -145,14 +145,14 @@ def point_metadata(
 
     Args:
         manifest: of the store.
-        rows: of each shard, the segments that make its state at this snapshot.
+        rows: the segments of rows that make the state at this snapshot.
     """
     return {
         "point": {"steps": steps, "num_samples": num_samples, "is_complete": is_complete},
         "store_id": manifest.store_id,
         "follows": manifest.commit_id,
         "model": json.loads(manifest.model.text),
-        "rows": [[json.loads(record.text) for record in records] for records in rows],
+        "rows": [json.loads(record.text) for record in rows],
     }
 
 
@@ -189,7 +189,7 @@ def read_point(path: Path) -> tuple[Manifest, str]:
             "commit_id": record.id,
             "ancestors": "",
             "dense": [json.loads(record.text)],
-            "shards": metadata["rows"],
+            "rows": metadata["rows"],
         }
     except Exception as error:  # of whatever a header may hold
         raise DamageError(

@@ -17,6 +17,7 @@ from cpr_ext.storage.retries import damage_of, native_read_errors
 from cpr_ext.storage.segment_format import (
     ROW_IDS,
     ArraySpec,
+    Chunk,
     Segment,
     SegmentLayout,
     TableSpec,
@@ -88,7 +89,7 @@ class SegmentRows:
             if spec.num_rows > end - begin or not inside:
                 raise DamageError(
                     f"{path}: {spec.num_rows} rows of '{spec.name}', which are not among rows "
-                    f"[{begin}, {end}) of its shard"
+                    f"[{begin}, {end}) of the table"
                 )
 
     def table(self, name: str) -> TableSpec | None:
@@ -118,6 +119,23 @@ class SegmentRows:
             row_ids = self.row_ids(chunk)
             self._spans[chunk] = int(row_ids[0]), int(row_ids[-1]) + 1
         return self._spans[chunk]
+
+    def may_hold(self, chunk: int, ranges: RowRanges) -> bool:
+        """Return whether a chunk may hold a row of some ranges [begin, end); a damaged one may."""
+        spec = self.segment.layout.tables[self.segment.chunks[chunk].table]
+        first, last = ranges[spec.name]
+        if first == last:
+            return False
+        try:
+            begin, end = self.span(chunk)
+        except DamageError:
+            return True
+        return begin < last and first < end
+
+    def chunks_in(self, ranges: RowRanges) -> list[Chunk]:
+        """Return the chunks that :meth:`may_hold` a row of some ranges."""
+        chunks = enumerate(self.segment.chunks)
+        return [chunk for number, chunk in chunks if self.may_hold(number, ranges)]
 
     def row_ids(self, chunk: int) -> torch.Tensor:
         """Read (count,) int64, the rows of a chunk; reads no other array.

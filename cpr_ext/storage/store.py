@@ -5,7 +5,7 @@
     LOCK                                        whose holder writes here; taken first
     MANIFEST.json                               which model this is, and what is committed
     MANIFEST.prev                               the one before, for ``cpr repair``
-    segments/00000012-00003-partial.safetensors rows of shard 3 that snapshot 12 saved
+    segments/00000012-partial.safetensors       the rows that snapshot 12 saved
     segments/00000012-dense.safetensors         all of it that is not a table row
 
 A snapshot writes its segments first. One rename of the manifest makes them live, all at once.
@@ -17,7 +17,7 @@ import errno
 import os
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,13 +77,12 @@ class Store:
         directory: the store; made if it does not exist. A relative path is one of the working
             directory at this moment.
         tables: the tables of the model; a store of other tables is refused.
-        num_shards: into how many row ranges each table is cut.
         retention: how much history to keep.
         origin: a copy that is to follow this store from here on.
 
     Raises:
-        StoreError: the directory is not a store, holds another model or another number of shards,
-            or is in use; names the process. Or the copy is not of an earlier state of it.
+        StoreError: the directory is not a store, holds another model, or is in use; names the
+            process. Or the copy is not of an earlier state of it.
         DamageError: the manifest is not what was committed.
         StorageError: the directory cannot be made, read or written.
     """
@@ -93,7 +92,6 @@ class Store:
         directory: str | os.PathLike[str],
         *,
         tables: Sequence[Table],
-        num_shards: int,
         retention: Retention | None = None,
         origin: Origin | None = None,
     ) -> None:
@@ -112,7 +110,7 @@ class Store:
             make_directory(self.directory)
             self._refuse_others()  # before anything is made here
             self._lock = DirectoryLock(self.directory)
-            self.manifest = self._open(StoredModel.of(tables, num_shards))
+            self.manifest = self._open(StoredModel.of(tables))
         except BaseException as error:
             with suppress(StorageError):
                 self.close()
@@ -127,7 +125,7 @@ class Store:
             origin.begin(self.manifest)
             self.origin = origin
             # From here on a clone of this directory is no ancestor of it.
-            self._commit_records(self.manifest.dense, self.manifest.shards)
+            self._commit_records(self.manifest.dense, self.manifest.rows)
         except BaseException:
             self.close()
             raise
@@ -217,11 +215,6 @@ class Store:
         return StorageError(error.errno, text, str(self.directory))
 
     @property
-    def num_shards(self) -> int:
-        """Into how many row ranges its tables are cut."""
-        return self.manifest.model.num_shards
-
-    @property
     def is_empty(self) -> bool:
         """True until the first snapshot is committed."""
         return not self.manifest.dense
@@ -240,8 +233,8 @@ class Store:
         """Return what reads the committed state as it is now."""
         return StoreReader(self.directory, self.manifest)
 
-    def add(self, dense: SegmentRecord, rows: Mapping[int, SegmentRecord]) -> None:
-        """Commit a snapshot: its dense part and the segment of each shard that it wrote.
+    def add(self, dense: SegmentRecord, rows: SegmentRecord | None) -> None:
+        """Commit a snapshot: its dense part and the segment of its rows, if it has any.
 
         What the snapshot supersedes goes, as far as ``retention`` does not ask for it.
 
@@ -251,19 +244,17 @@ class Store:
             StoreError: the directory was moved or replaced.
         """
         old = self.manifest
+        of_rows = () if rows is None else (rows,)
         kept = plan_retention(
             (*self._still_wanted(old.dense), dense),
-            [
-                (*self._still_wanted(of_shard), *([rows[shard]] if shard in rows else ()))
-                for shard, of_shard in enumerate(old.shards)
-            ],
+            (*self._still_wanted(old.rows), *of_rows),
             self.retention,
         )
         try:
-            self._commit(old.next(kept.dense, kept.shards, commit_id=dense.id, pinned=self._pinned))
+            self._commit(old.next(kept.dense, kept.rows, commit_id=dense.id, pinned=self._pinned))
         except StorageError:
             if self.is_in_doubt:
-                self._doubtful |= {record.file for record in (dense, *rows.values())}
+                self._doubtful |= {record.file for record in (dense, *of_rows)}
             raise
         self._passed_over = frozenset()
 
@@ -291,8 +282,8 @@ class Store:
             for record in old.dense
         )
         if dense != old.dense:
-            kept = plan_retention(dense, old.shards, self.retention)
-            self._commit_records(kept.dense, kept.shards)
+            kept = plan_retention(dense, old.rows, self.retention)
+            self._commit_records(kept.dense, kept.rows)
 
     def release_history(self) -> None:
         """Remove all but the newest snapshot, also while somebody reads: the disk is full.
@@ -300,10 +291,10 @@ class Store:
         What cannot be removed costs space, not safety: it is logged.
         """
         old = self.manifest
-        kept = plan_retention(old.dense, old.shards, Retention(full_recovery_points=0))
+        kept = plan_retention(old.dense, old.rows, Retention(full_recovery_points=0))
         try:
-            if (kept.dense, kept.shards) != (old.dense, old.shards):
-                self._commit_records(kept.dense, kept.shards)
+            if (kept.dense, kept.rows) != (old.dense, old.rows):
+                self._commit_records(kept.dense, kept.rows)
             self._remove_dropped(at_once=True)
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
@@ -318,21 +309,21 @@ class Store:
         old = self.manifest
         unreadable = [r.snapshot for r in old.dense if self.path_of(r) in keep]
         newest_kept = max([snapshot, *unreadable])
-        dense, *shards = (
+        dense, rows = (
             tuple(record for record in records if record.snapshot <= newest_kept)
-            for records in (old.dense, *old.shards)
+            for records in (old.dense, old.rows)
         )
         # A commit in doubt may be there after a crash, with what is given up here.
-        if (dense, tuple(shards)) != (old.dense, old.shards) or self.is_in_doubt:
-            self._commit_records(dense, shards)
+        if (dense, rows) != (old.dense, old.rows) or self.is_in_doubt:
+            self._commit_records(dense, rows)
         self._passed_over = frozenset(r for r in self.manifest.records() if r.snapshot > snapshot)
 
     @property
     def _pinned(self) -> frozenset[str]:
         return frozenset() if self.origin is None else self.origin.pinned
 
-    def _commit_records(self, dense: Records, shards: Sequence[Records]) -> None:
-        self._commit(self.manifest.next(dense, shards, pinned=self._pinned))
+    def _commit_records(self, dense: Records, rows: Records) -> None:
+        self._commit(self.manifest.next(dense, rows, pinned=self._pinned))
 
     def _commit(self, manifest: Manifest) -> None:
         """Make ``manifest`` the committed state; once this returns it is, whatever happens next.

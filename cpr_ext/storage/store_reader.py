@@ -52,7 +52,7 @@ class StoreReader:
         self.manifest = self._read() if manifest is None else manifest
         self._has_segments = False
         self._opened: dict[SegmentRecord, Segment | DamageError] = {}
-        self._rows: dict[tuple[int, int], list[SegmentRows]] = {}
+        self._rows: dict[int, list[SegmentRows]] = {}
 
     def _read(self) -> Manifest:
         if (manifest := read_manifest(self.directory)) is not None:
@@ -72,11 +72,6 @@ class StoreReader:
     def store_id(self) -> str:
         """Identity of the store."""
         return self.manifest.store_id
-
-    @property
-    def num_shards(self) -> int:
-        """Into how many row ranges its tables are cut."""
-        return self.manifest.model.num_shards
 
     @property
     def tables(self) -> Mapping[str, StoredTable]:
@@ -100,11 +95,6 @@ class StoreReader:
     def path_of(self, record: SegmentRecord) -> Path:
         """Return the file of a segment."""
         return self.directory / SEGMENTS_DIRECTORY / record.file
-
-    def row_range(self, table: str, shard: int) -> tuple[int, int]:
-        """Return rows [begin, end) of a table that a shard holds; may be empty."""
-        self.table(table)
-        return self.manifest.model.row_range(table, shard)
 
     def table(self, name: str) -> StoredTable:
         """Return the table of a name.
@@ -159,28 +149,27 @@ class StoreReader:
                 raise DamageError(f"{directory}: {error.strerror or error}") from error
             self._has_segments = True
 
-    def open_at(self, shard: int, snapshot: int) -> list[Segment]:
-        """Return the segments that make a shard's state at ``snapshot``, oldest first, opened.
+    def open_at(self, snapshot: int) -> list[Segment]:
+        """Return the segments that make the rows' state at ``snapshot``, oldest first, opened.
 
         Raises:
-            DamageError: one is missing or damaged, or its base lacks rows of the shard.
+            DamageError: one is missing or damaged, or its base lacks rows.
         """
-        opened = [self.open(record) for record in self.manifest.at(shard, snapshot)]
+        opened = [self.open(record) for record in self.manifest.at(snapshot)]
         if opened:
-            # Who reads reserves memory for all rows of the shard; here are as many on disk.
-            require_all_rows(opened[0], self.manifest.model.row_ranges(shard))
+            # Who reads reserves memory for all rows; here are as many on disk.
+            require_all_rows(opened[0], self.manifest.model.row_ranges)
         return opened
 
-    def rows_at(self, shard: int, snapshot: int) -> list[SegmentRows]:
+    def rows_at(self, snapshot: int) -> list[SegmentRows]:
         """Return what reads the rows of :meth:`open_at`; made once.
 
         Raises:
-            DamageError: a segment is missing or damaged, or holds rows of other tables or shards.
+            DamageError: a segment is missing or damaged, or holds rows of other tables.
         """
-        if (known := self._rows.get((shard, snapshot))) is None:
-            ranges = self.manifest.model.row_ranges(shard)
-            known = [SegmentRows(s, ranges) for s in self.open_at(shard, snapshot)]
-            self._rows[shard, snapshot] = known
+        if (known := self._rows.get(snapshot)) is None:
+            ranges = self.manifest.model.row_ranges
+            known = self._rows[snapshot] = [SegmentRows(s, ranges) for s in self.open_at(snapshot)]
         return known
 
 

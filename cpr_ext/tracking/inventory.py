@@ -57,7 +57,7 @@ class Inventory:
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
-        self._stateful = declared.stateful
+        self._stateful = [*declared.objects.values()]
         self._modules = {id(module) for module in model.modules()}
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._reported: set[str] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from cpr_ext.errors import UntrackedChangeWarning
@@ -18,11 +18,11 @@ class ScheduleOrder:
     is found only if it steps late in the second step and in the third.
 
     Args:
-        stateful: objects whose states are saved; schedulers count in ``last_epoch``.
+        objects: objects whose states are saved; schedulers count in ``last_epoch``.
     """
 
-    def __init__(self, stateful: Sequence[object]) -> None:
-        found = [getattr(item, "scheduler", item) for item in stateful]  # Accelerate wraps them
+    def __init__(self, objects: Iterable[object]) -> None:
+        found = [getattr(item, "scheduler", item) for item in objects]  # Accelerate wraps them
         self._all = [each for each in found if isinstance(getattr(each, "last_epoch", None), int)]
         self.restart(is_resumed=False)
 

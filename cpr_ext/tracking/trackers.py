@@ -1,7 +1,6 @@
 """Counters of row updates that are not saved: one for each lookup of a row in a training step.
 
-A native ``AccessCounter`` counts exactly that, from the moment its row was last captured. For
-priorities that track something else, their tracker gets one in addition.
+A native ``AccessCounter`` counts exactly that, from the moment its row was last captured.
 """
 
 from __future__ import annotations
@@ -24,29 +23,11 @@ def native_tracker(kind: str, device: int | None, **options: Any) -> native.RowT
     return tracker
 
 
-class CountedTracker:
-    """A tracker with an additional counter; taken from and put back together.
-
-    The tracker handles all other calls.
-    """
-
-    def __init__(self, tracker: native.RowTracker) -> None:
-        self.tracker = tracker
-        self.counter = native_tracker(
-            "AccessCounter", tracker.device, name=tracker.name, num_rows=tracker.num_rows
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tracker, name)
-
-
-Tracker: TypeAlias = "native.RowTracker | CountedTracker"
+Tracker: TypeAlias = "native.RowTracker"
 
 
 def native_trackers(tracker: Tracker) -> tuple[native.RowTracker, ...]:
     """Return the native trackers that count lookups of a table."""
-    if isinstance(tracker, CountedTracker):
-        return tracker.tracker, tracker.counter
     return (tracker,)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,14 +63,14 @@ def warn_of_sparse_gradients(model: nn.Module, tables: Sequence[Table]) -> None:
 
 
 def warn_of_schedulers(
-    optimizers: Sequence[torch.optim.Optimizer], stateful: Sequence[object] = ()
+    optimizers: Sequence[torch.optim.Optimizer], objects: Iterable[object] = ()
 ) -> None:
     """Warn of learning-rate schedulers, whose position nothing saves.
 
     Args:
-        stateful: objects whose states are saved.
+        objects: objects whose states are saved.
     """
-    others = [item for item in stateful if not isinstance(item, torch.amp.GradScaler)]
+    others = [item for item in objects if not isinstance(item, torch.amp.GradScaler)]
     driven = [_driven_by(item) for item in others]
     if None in driven:
         return  # an object of which we do not know what it holds
@@ -82,7 +82,7 @@ def warn_of_schedulers(
             warnings.warn(
                 f"a learning-rate scheduler drives {type(optimizer).__name__}, and its position is "
                 "not saved: after a restart it would begin again. Save it: Checkpointer(..., "
-                "stateful=[scheduler])",
+                'state={"scheduler": scheduler})',
                 UntrackedChangeWarning,
                 stacklevel=3,
             )

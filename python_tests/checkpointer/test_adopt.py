@@ -112,10 +112,10 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_extra_state_that_no_reader_would_take_is_refused_at_once(tmp_path, what):
+def test_a_value_that_no_reader_would_take_is_refused_at_once(tmp_path, what):
     value, told = UNREADABLE[what]
     model, optimizers = make(0)
-    options = {**OPTIONS, "extra_state": lambda: value, "save_at_close": False}
+    options = {**OPTIONS, "state": {"mine": lambda: value}}
     with cpr_ext.Checkpointer(model, optimizers, tmp_path, **options) as ckpt:
         with pytest.raises(UsageError, match=told):
             ckpt.adopt(step=1)
@@ -134,7 +134,6 @@ class Unnamed(Model):
 
 def test_a_model_that_no_reader_would_take_is_refused_at_once(tmp_path):
     model = Unnamed()
-    options = {**OPTIONS, "save_at_close": False}
-    with cpr_ext.Checkpointer(model, [], tmp_path, **options) as ckpt:
+    with cpr_ext.Checkpointer(model, [], tmp_path, **OPTIONS) as ckpt:
         with pytest.raises(UsageError, match=r"not recovered: .*its parameters have no names"):
             ckpt.adopt(step=1)

@@ -23,7 +23,7 @@ def test_memory_is_made_for_a_new_store_only(tmp_path):
     grown = []
     for _ in range(2):
         before = resident_bytes()
-        with cpr_ext.Checkpointer(table, optimizer, tmp_path, save_at_close=False) as checkpointer:
+        with cpr_ext.Checkpointer(table, optimizer, tmp_path) as checkpointer:
             grown.append(resident_bytes() - before)
             if not grown[1:]:
                 checkpointer.save("base")

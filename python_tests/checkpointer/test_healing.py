@@ -5,6 +5,7 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.wings.remote import RemoteOptions
 from python_tests.helpers import Trained, assert_same, flip
 from python_tests.wings.remote.faulty_objects import MemoryObjects
@@ -47,7 +48,7 @@ def break_file(path, how):
 def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, kind, caplog):
     store, rows, reader = closed
     manifest = reader.manifest
-    path = reader.path_of((manifest.dense if kind == "dense" else manifest.shards[0])[-1])
+    path = reader.path_of((manifest.dense if kind == "dense" else manifest.rows)[-1])
     before = path.read_bytes()
     break_file(path, how)
     objects.bytes_read = 0
@@ -63,7 +64,7 @@ def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, kind, caplog
 
 def test_what_the_copy_lacks_falls_back_as_without_one(closed, objects):
     store, _, reader = closed
-    record = reader.manifest.shards[0][-1]
+    record = reader.manifest.rows[-1]
     break_file(reader.path_of(record), "content")
     (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
@@ -76,7 +77,7 @@ def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
     trained = begin(tmp_path / "a")
     train_and_save(trained)
     assert trained.checkpointer.store.origin.wait(30)
-    break_file(trained.store.path_of(trained.store.manifest.shards[1][0]), "missing")
+    break_file(trained.store.path_of(trained.store.manifest.rows[0]), "missing")
     report = trained.checkpointer.recover(shards=[1])
     assert report.damaged_segments == []
     trained.checkpointer.close()
@@ -84,8 +85,8 @@ def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
 
 def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
     store, rows, reader = closed
-    break_file(reader.path_of(reader.manifest.shards[0][0]), "content")
-    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
+    break_file(reader.path_of(reader.manifest.rows[0]), "content")
+    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
     assert_same(fresh.rows(), rows)
     fresh.checkpointer.close()
@@ -93,11 +94,11 @@ def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
 
 def test_damage_that_is_to_raise_raises_where_the_copy_has_it_too(closed, objects):
     store, _, reader = closed
-    record = reader.manifest.shards[0][0]
+    record = reader.manifest.rows[0]
     break_file(reader.path_of(record), "content")
     (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
-    fresh = Trained(store, SMALL, remote=RemoteOptions("memory:///"), **OPTIONS)
+    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     with pytest.raises(cpr_ext.DamageError):
         fresh.checkpointer.recover(on_damage="raise")
     fresh.checkpointer._release()

@@ -11,7 +11,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from python_tests.helpers import die
+from python_tests.helpers import die, open_checkpointer
 
 N = 300
 OPTIONS = {
@@ -46,7 +46,7 @@ def make(directory, optimizer_of, *, given=None, model=None, **options):
     model = make_model() if model is None else model
     optimizer = optimizer_of(model)
     given = optimizer if given is None else given(optimizer)
-    ckpt = cpr_ext.Checkpointer(model, given, directory, **{**OPTIONS, **options})
+    ckpt = open_checkpointer(model, given, directory, **{**OPTIONS, **options})
     return SimpleNamespace(model=model, optimizer=optimizer, ckpt=ckpt)
 
 
@@ -69,7 +69,7 @@ def test_the_state_of_a_table_that_an_optimizer_gets_later_is_saved(tmp_path, ki
     model = make_model()
     optimizer = kind(model["lin"].parameters())
     optimizer.add_param_group({"params": [model["emb"].weight]})
-    with cpr_ext.Checkpointer(model, optimizer, tmp_path, **OPTIONS) as ckpt:
+    with open_checkpointer(model, optimizer, tmp_path, **OPTIONS) as ckpt:
         assert ckpt.recover(mode="full").step == 8
         restored = ckpt.tables[0].arrays()
     assert live.keys() == restored.keys()
@@ -93,7 +93,7 @@ def test_rows_that_a_subclass_of_a_known_optimizer_moves_are_in_every_complete_s
     is_complete = handle.is_complete
     die(run.ckpt)
     model = make_model()
-    with cpr_ext.Checkpointer(
+    with open_checkpointer(
         model, SparseKind(model.parameters(), lr=0.1), tmp_path, **OPTIONS
     ) as ckpt:
         report = ckpt.recover()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.errors import (
     SnapshotError,
     SnapshotFailedWarning,
@@ -29,7 +30,11 @@ PRIORITIES = {
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("priority", PRIORITIES)
 def test_a_partial_recovery_gives_each_id_a_row_of_its_own(tmp_path, priority, num_shards):
-    options = {"priority": PRIORITIES[priority], "num_shards": num_shards, "rebase_after": None}
+    options = {
+        "priority": PRIORITIES[priority],
+        "num_shards": num_shards,
+        "store": StoreOptions(None),
+    }
     job = KeyedJob(tmp_path, **options)
     job.train(43)
     job.end()
@@ -48,7 +53,7 @@ def test_a_partial_recovery_gives_each_id_a_row_of_its_own(tmp_path, priority, n
 def test_without_its_must_save_slots_a_partial_recovery_has_other_keys(tmp_path, monkeypatch):
     none = torch.empty(0, dtype=torch.int64).numpy()
     monkeypatch.setattr(KeyWatch, "must_save", lambda *_: none)
-    options = {"rebase_after": None}
+    options = {"store": StoreOptions(None)}
     job = KeyedJob(tmp_path, **options)
     job.train(43)
     job.end()
@@ -81,12 +86,12 @@ def test_a_full_recovery_continues_bit_for_bit(tmp_path, scores):
 
 def test_slots_with_another_key_are_saved_before_all_others(tmp_path):
     fraction = cpr_ext.MostFrequentlyUsed(1 / SLOTS)
-    job = KeyedJob(tmp_path, priority=fraction, rebase_after=None)
+    job = KeyedJob(tmp_path, priority=fraction, store=StoreOptions(None))
     job.train(6, new_ids=0)
     job.step([*range(5 * 10**12, 5 * 10**12 + 20)])
     job.ckpt.save()
     job.end()
-    (record,) = [r for r in job.ckpt.store.manifest.shards[0] if r.last_step == 7]
+    (record,) = [r for r in job.ckpt.store.manifest.rows if r.last_step == 7]
     (rows,) = job.ckpt.store.view().open(record).layout.tables
     assert rows.num_rows == 20
     again = KeyedJob(tmp_path, seed=1)
@@ -96,7 +101,7 @@ def test_slots_with_another_key_are_saved_before_all_others(tmp_path):
 
 
 def test_a_snapshot_that_fails_leaves_its_slots_to_the_next(tmp_path):
-    job = KeyedJob(tmp_path, rebase_after=None)
+    job = KeyedJob(tmp_path, store=StoreOptions(None))
     job.train(7)
     with torch.no_grad():
         job.model[1].bias.fill_(float("nan"))
@@ -281,7 +286,7 @@ def test_a_store_with_keys_and_a_model_without_do_not_go_together(tmp_path):
 
 
 def test_another_number_of_shards_takes_the_rows_of_a_keyed_store(tmp_path):
-    job = KeyedJob(tmp_path / "old", num_shards=3, rebase_after=None)
+    job = KeyedJob(tmp_path / "old", num_shards=3, store=StoreOptions(None))
     job.train(33)
     job.end()
     again = KeyedJob(tmp_path / "new", num_shards=2, seed=1)
@@ -297,11 +302,11 @@ def test_after_damage_no_key_has_two_slots_and_none_a_row_of_another(tmp_path, s
     emptied = older = 0
     for seed in range(4):
         store = tmp_path / str(seed)
-        options = {"rebase_after": None, "scores": scores, "num_slots": 24}
+        options = {"store": StoreOptions(None), "scores": scores, "num_slots": 24}
         job = KeyedJob(store, **options)
         job.train(37 + 5 * seed, new_ids=5)
         job.end()
-        newest = job.ckpt.store.manifest.shards[0][-1 - seed % 2]
+        newest = job.ckpt.store.manifest.rows[-1 - seed % 2]
         flip_byte(job.ckpt.store.path_of(newest))
         again = KeyedJob(store, seed=1, **options)
         report = again.ckpt.recover()
@@ -327,7 +332,7 @@ def flip_byte(path):
 
 
 def test_lost_shards_of_a_live_model_take_no_key_that_another_slot_has(tmp_path):
-    job = KeyedJob(tmp_path, num_shards=3, rebase_after=None)
+    job = KeyedJob(tmp_path, num_shards=3, store=StoreOptions(None))
     job.train(41)
     lost = range(SLOTS // 3)
     moved = int(job.map.key[0])  # its id gets a slot in another shard, that of 5 others are new
@@ -366,11 +371,6 @@ def test_keys_that_are_a_buffer_of_the_model_are_saved_with_rows_alone(tmp_path)
     again.end()
 
 
-def test_capture_during_training_is_refused_for_keyed_tables(tmp_path):
-    with pytest.raises(UsageError, match="'items' has keys, which change while"):
-        KeyedJob(tmp_path, overlap="always")
-
-
 def test_a_closed_job_with_wrong_keys_reports_it(tmp_path):
     job = KeyedJob(tmp_path, save_at_close=True)
     job.train(6)
@@ -385,7 +385,7 @@ def test_a_closed_job_with_wrong_keys_reports_it(tmp_path):
 def test_a_key_column_adds_its_eight_bytes_to_each_row(tmp_path, scores):
     sizes = {}
     for keyed in (False, True):
-        job = KeyedJob(tmp_path / str(keyed), keyed=keyed, scores=scores, rebase_after=None)
+        job = KeyedJob(tmp_path / str(keyed), keyed=keyed, scores=scores, store=StoreOptions(None))
         if not keyed:
             job.ckpt.writing_rows = lambda *_: nullcontext()
         with warnings.catch_warnings():
@@ -393,7 +393,7 @@ def test_a_key_column_adds_its_eight_bytes_to_each_row(tmp_path, scores):
             job.train(1)
         job.end()
         reader = job.ckpt.store.view()
-        first = reader.manifest.shards[0][0]
+        first = reader.manifest.rows[0]
         sizes[keyed] = reader.open(first).layout.bytes_by_precision()
     arrays = 2 if scores else 1
     assert sum(sizes[True].values()) - sum(sizes[False].values()) == 8 * SLOTS * arrays
@@ -427,12 +427,12 @@ def test_points_of_keyed_tables_are_complete(tmp_path):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_partial_snapshot_has_eight_bytes_more_per_row_for_each_key_and_score(tmp_path, scores):
-    options = {"priority": cpr_ext.AllRows(0.1), "rebase_after": None}
+    options = {"priority": cpr_ext.AllRows(0.1), "store": StoreOptions(None)}
     job = KeyedJob(tmp_path, num_slots=1000, scores=scores, **options)
     job.train(43, new_ids=25)
     job.end()
     reader = job.ckpt.store.view()
-    partial = [record for record in reader.manifest.shards[0] if record.kind == "partial"]
+    partial = [record for record in reader.manifest.rows if record.kind == "partial"]
     assert len(partial) == 8
     plain = 8 + 2 * 4 * DIM  # row id, weight, sum
     for record in partial:

@@ -25,7 +25,6 @@ class Loop:
             directory,
             num_shards=SHARDS,
             schedule=cpr_ext.EverySteps(10**6),
-            save_at_close=False,
             **options,
         )
         self.ckpt.recover()

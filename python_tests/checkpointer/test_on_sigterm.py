@@ -19,7 +19,7 @@ model = torch.nn.EmbeddingBag(500, 4, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 before = lambda *given: print("the one before")
 signal.signal(signal.SIGTERM, before)
-options = {"schedule": cpr_ext.EverySteps(1000), "save_at_close": False}
+options = {"schedule": cpr_ext.EverySteps(1000)}
 if sys.argv[2] != "no":
     options["on_sigterm"] = "save"
 with cpr_ext.Checkpointer(model, optimizer, sys.argv[1], **options) as checkpointer:

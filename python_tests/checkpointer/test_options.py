@@ -1,12 +1,10 @@
-"""The options of staging, and that all have one default."""
+"""The options of a Checkpointer, and of its store and its staging."""
 
 import inspect
-from dataclasses import fields
 
 import pytest
 
-from cpr_ext import Checkpointer, StagingOptions
-from cpr_ext.checkpointer.options import CheckpointerOptions
+from cpr_ext import Checkpointer, EverySteps, StagingOptions, StoreOptions
 from cpr_ext.errors import UsageError
 from python_tests.helpers import Trained
 
@@ -19,9 +17,13 @@ from python_tests.helpers import Trained
         (lambda: StagingOptions(slot_bytes=-4096), "slot_bytes is -4096"),
         (lambda: StagingOptions(num_threads=0), "num_threads is 0; it must be at least 1, or None"),
         (lambda: StagingOptions(num_threads=1.5), "num_threads is 1.5; needed: a whole number"),
+        (lambda: StoreOptions(rebase_after=0), "rebase_after is 0; it must be positive, or None"),
+        (lambda: StoreOptions(rebase_after=float("nan")), "rebase_after is nan"),
+        (lambda: StoreOptions(on_nan="ignore"), "on_nan is 'ignore'; allowed: raise, save"),
+        (lambda: EverySteps(5, when_busy="skip"), "when_busy is 'skip'; allowed: delay, wait"),
     ],
 )
-def test_a_number_out_of_range_is_refused(make, message):
+def test_a_value_out_of_range_is_refused(make, message):
     with pytest.raises(UsageError, match=message):
         make()
 
@@ -40,13 +42,9 @@ def test_a_keyword_that_never_was_is_a_type_error(tmp_path):
         Trained(tmp_path, slotbytes=3)
 
 
-def test_the_options_are_those_of_the_checkpointer_with_its_defaults():
+def test_the_door_has_eleven_options():
     parameters = inspect.signature(Checkpointer).parameters
-    of_program = {"model", "optimizers", "directory", "tables"}
-    of_program |= {"extra_state", "stateful", "per_rank"}
-    assert {each.name for each in fields(CheckpointerOptions)} == set(parameters) - of_program
-    made = CheckpointerOptions()
-    for name in parameters.keys() - of_program:
-        default = parameters[name].default
-        given = {} if default is None else {name: default}
-        assert getattr(CheckpointerOptions(**given), name) == getattr(made, name), name
+    assert [*parameters] == [
+        *("model", "optimizers", "directory", "priority", "schedule", "num_shards", "tables"),
+        *("state", "store", "staging", "on_sigterm"),
+    ]

@@ -1,16 +1,16 @@
-"""State that each process of a job has for itself: ``per_rank=``."""
-
-import random
+"""State that each process of a job has for itself: ``PerRank``."""
 
 import pytest
 import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from cpr_ext import PerRank
+from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.state.dense_state import own_part, restore_own_part
 from cpr_ext.state.table_part import TablePart
 from python_tests.file_reader import Reader
+from python_tests.helpers import open_checkpointer
 from python_tests.tracking.watched import NEVER
 
 
@@ -22,14 +22,18 @@ class Process:
         self.model = nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.reader, self.scheduler = Reader(rank), Reader(-1)
-        self.ckpt = cpr_ext.Checkpointer(
+        self.ckpt = open_checkpointer(
             self.model,
             self.optimizer,
             directory,
-            stateful=[self.scheduler, self.reader],
-            extra_state=lambda: f"part-{rank}",
+            state={
+                "scheduler": self.scheduler,
+                "reader": PerRank(self.reader),
+                "file": PerRank(lambda: f"part-{rank}"),
+                "epoch": lambda: 10 + rank,
+            },
             save_at_close=False,
-            **{"per_rank": [self.reader, "extra_state"], **NEVER, **options},
+            **{**NEVER, **options},
         )
 
     def train(self, steps):
@@ -54,7 +58,10 @@ def pair(tmp_path):
 
 def test_a_survivor_keeps_its_own_state_and_takes_the_rest(pair):
     part = pair[1].ckpt.replicated_state()
-    assert pair[0].ckpt.load_replicated_state(part, generators=False) == "part-0"
+    assert pair[0].ckpt.load_replicated_state(part, generators=False) == {
+        "file": "part-0",
+        "epoch": 11,
+    }
     assert pair[0].reader.state_dict() == {"rank": 0, "offset": 200}
     assert pair[0].scheduler.offset == 3
     assert pair[0].ckpt.step_count == 3
@@ -63,7 +70,7 @@ def test_a_survivor_keeps_its_own_state_and_takes_the_rest(pair):
 def test_what_is_rebuilt_from_peers_has_its_own_state(pair):
     part, declared = pair[1].ckpt.rewinding.whole_part(), pair[1].ckpt.declared
     own = own_part(part, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
-    assert [state["type"] for state in own.tree()["stateful"]] == ["Reader"]
+    assert [*own.tree()["state"]] == ["reader"]
     pair[1].reader.offset, pair[1].scheduler.offset = -1, -1
     restore_own_part(own, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
     assert pair[1].reader.state_dict() == {"rank": 1, "offset": 300}
@@ -76,7 +83,7 @@ def test_the_stores_of_a_job_give_nobody_the_state_of_another(pair, tmp_path):
     stores = [tmp_path / "0"]
     alone = Process(tmp_path / "new", 7)
     report = alone.ckpt.recover(from_store=stores)  # of one process: it is its own
-    assert (alone.reader.rank, report.extra_state, report.differences) == (0, "part-0", [])
+    assert (alone.reader.rank, report.state["file"], report.differences) == (0, "part-0", [])
     alone.ckpt.close()
 
 
@@ -91,43 +98,10 @@ def test_parts_of_several_processes_leave_it_alone(tmp_path):
     for rank, rows in enumerate([(0, 5), (5, 10)]):
         process(str(rank), rank, rows).train(2).ckpt.close()
     whole = process("whole", 7, (0, 10))
-    with pytest.warns(UntrackedChangeWarning, match="per_rank= state is not taken"):
+    with pytest.warns(UntrackedChangeWarning, match="PerRank state is not taken"):
         report = whole.ckpt.recover(from_store=[tmp_path / "0", tmp_path / "1"])
     assert whole.reader.state_dict() == {"rank": 7, "offset": 0}
     assert whole.scheduler.offset == 2
-    assert report.extra_state is None
+    assert report.state == {"epoch": 10}
     assert len(report.differences) == 1
     whole.ckpt.close()
-
-
-@pytest.mark.parametrize(
-    ("per_rank", "options"),
-    [
-        ([Reader(1)], {}),
-        (["reader"], {}),
-        ("extra_state", {"extra_state": None}),
-        (3, {}),
-    ],
-)
-def test_what_is_not_declared_is_refused(tmp_path, per_rank, options):
-    model = nn.Embedding(10, 4)
-    with pytest.raises(UsageError, match=r"per_rank\[0\] is .*; needed: an object that stateful="):
-        cpr_ext.Checkpointer(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            tmp_path,
-            **{"extra_state": lambda: 1, "per_rank": per_rank, **options},
-        )
-
-
-def test_one_object_or_a_generator_may_be_given_as_it_is(tmp_path):
-    model, draws = nn.Embedding(10, 4), random.Random(3)
-    with cpr_ext.Checkpointer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tmp_path,
-        stateful=draws,
-        per_rank=draws,
-    ) as ckpt:
-        assert [each.generator for each in ckpt.declared.per_rank] == [draws]
-        assert not ckpt.declared.owns_extra_state

@@ -10,23 +10,20 @@ from python_tests.helpers import (
     build,
 )
 
-EXACT = {"when_busy": "wait", "optimizer": "sgd"}
+EXACT = {"schedule": cpr_ext.EverySteps(4, when_busy="wait"), "optimizer": "sgd"}
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"when_busy": "skip"}, "when_busy is 'skip'; allowed: delay, wait"),
-        ({"on_nan": "ignore"}, "on_nan is 'ignore'; allowed: raise, save"),
         ({"num_shards": 0}, "num_shards is 0; it must be at least 1"),
         ({"num_shards": -3}, "num_shards is -3"),
-        ({"rebase_after": 0}, "rebase_after is 0; it must be positive, or None"),
-        ({"rebase_after": float("nan")}, "rebase_after is nan"),
+        ({"store": {"rebase_after": 3}}, "needed: such as StoreOptions(rebase_after=2.0)"),
         ({"staging": {"num_slots": 3}}, "needed: such as StagingOptions(num_slots=3)"),
         ({"priority": "mfu"}, "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
         ({"schedule": 500}, "schedule is 500; needed: such as EverySteps"),
         (
-            {"priority": cpr_ext.LargestChange(), "on_nan": "save"},
+            {"priority": cpr_ext.LargestChange(), "store": cpr_ext.StoreOptions(on_nan="save")},
             'LargestChange cannot rank NaN rows; use on_nan="raise"',
         ),
         ({"tables": {}}, "no nn.Embedding"),

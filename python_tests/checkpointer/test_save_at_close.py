@@ -106,7 +106,7 @@ def test_in_the_middle_of_a_step_nothing_is_saved_and_it_is_said(tmp_path, caplo
     assert "close() saves nothing in the middle of a step: the newest" in caplog.text
 
 
-def test_the_option_turns_it_off(tmp_path, caplog):
+def test_it_can_be_left_out(tmp_path, caplog):
     run = trained(tmp_path)
     run.checkpointer.close()
     caplog.set_level(logging.INFO, "cpr_ext")
@@ -116,7 +116,7 @@ def test_the_option_turns_it_off(tmp_path, caplog):
         off.checkpointer.wait()
         off.train(2)
     assert off.store.manifest.dense[-1].last_step == 1
-    assert "(save_at_close=False): the newest snapshot is of step 1" in caplog.text
+    assert "close(save=False) saves nothing: the newest snapshot is of step 1" in caplog.text
 
 
 def test_a_model_that_nobody_can_save_is_not_saved(tmp_path, caplog):

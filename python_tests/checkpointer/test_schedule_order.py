@@ -26,9 +26,9 @@ class Loop:
             self.scheduler = lr_scheduler.ReduceLROnPlateau(self.optimizer)
         else:
             self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-        stateful = Wrapped(self.scheduler) if kind == "wrapped_late" else self.scheduler
+        scheduler = Wrapped(self.scheduler) if kind == "wrapped_late" else self.scheduler
         self.ckpt = cpr_ext.Checkpointer(
-            self.model, self.optimizer, directory, stateful=stateful, when_busy="wait"
+            self.model, self.optimizer, directory, state={"scheduler": scheduler}
         )
 
     def train(self, until=EPOCHS * BATCHES):

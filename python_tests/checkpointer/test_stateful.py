@@ -1,4 +1,4 @@
-"""``stateful=``: a killed run with a scheduler and a scaler ends as one that nobody killed."""
+"""``state=``: a killed run with a scheduler and a scaler ends as one that nobody killed."""
 
 import os
 import signal
@@ -32,9 +32,8 @@ class Loop:
             self.optimizer,
             directory,
             priority=cpr_ext.AllRows(),
-            schedule=cpr_ext.EverySteps(5),
-            when_busy="wait",
-            stateful=[self.scheduler, self.scaler] if is_saved else None,
+            schedule=cpr_ext.EverySteps(5, when_busy="wait"),
+            state={"scheduler": self.scheduler, "scaler": self.scaler} if is_saved else None,
             **options,
         )
 
@@ -93,14 +92,14 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-def test_a_store_of_a_run_without_stateful_goes_on_and_says_what_it_lacks(tmp_path):
-    with pytest.warns(UntrackedChangeWarning, match=r"stateful=\[scheduler\]"):
+def test_a_store_of_a_run_without_state_goes_on_and_says_what_it_lacks(tmp_path):
+    with pytest.warns(UntrackedChangeWarning, match="state=.*: scheduler"):
         with (old := Loop(tmp_path, is_saved=False)).checkpointer:
             old.train(6)
     loop = Loop(tmp_path)
-    with pytest.warns(UntrackedChangeWarning, match="holds no state of stateful=.*'MultiStepLR'"):
+    with pytest.warns(UntrackedChangeWarning, match="holds no state of .*'scheduler'"):
         report = loop.checkpointer.recover()
-    assert "made without stateful=" in report.differences[0]
+    assert "made without state=" in report.differences[0]
     loop.train(11)
     loop.checkpointer.wait()
     loop.checkpointer.close()
@@ -110,7 +109,7 @@ def test_a_store_of_a_run_without_stateful_goes_on_and_says_what_it_lacks(tmp_pa
         assert checkpointer.recover().differences == []
         assert fresh.scheduler.last_epoch == loop.scheduler.last_epoch == 11 - report.step
     with (without := Loop(tmp_path, is_saved=False)).checkpointer:
-        with pytest.raises(StoreError, match=r"holds states of stateful=\['MultiStepLR'"):
+        with pytest.raises(StoreError, match=r"holds the state of .*'scheduler': 'MultiStepLR'"):
             without.checkpointer.recover()
 
 
@@ -126,7 +125,7 @@ def test_a_scheduler_that_is_given_is_not_warned_of(tmp_path, given):
     }
     with (
         cpr_ext.Checkpointer(
-            loop.model, loop.optimizer, tmp_path / "b", stateful=objects[given]
+            loop.model, loop.optimizer, tmp_path / "b", state={"it": objects[given]}
         ) as checkpointer,
         warnings.catch_warnings(record=True) as caught,
     ):
@@ -134,16 +133,6 @@ def test_a_scheduler_that_is_given_is_not_warned_of(tmp_path, given):
         checkpointer.step()
     found = [w for w in caught if w.category is UntrackedChangeWarning]
     assert len(found) == (given == "scaler")
-
-
-def test_another_worker_takes_the_replicated_states_of_objects(tmp_path):
-    one, other = Loop(tmp_path / "one"), Loop(tmp_path / "other")
-    with one.checkpointer, other.checkpointer:
-        one.train(6)
-        part = one.checkpointer.replicated_state()
-        other.checkpointer.load_replicated_state(part, generators=True)
-    assert other.scheduler.state_dict() == one.scheduler.state_dict()
-    assert other.scaler.state_dict() == one.scaler.state_dict()
 
 
 class Wrapped:
@@ -169,7 +158,7 @@ def averaged(directory):
     model = nn.ModuleDict({"e": nn.Embedding(50, 4, sparse=True), "h": nn.Linear(4, 1)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     average = torch.optim.swa_utils.AveragedModel(model)
-    options = {"stateful": average, "priority": cpr_ext.AllRows()}
+    options = {"state": {"average": average}, "priority": cpr_ext.AllRows()}
     return model, optimizer, average, cpr_ext.Checkpointer(model, optimizer, directory, **options)
 
 
@@ -201,4 +190,4 @@ def test_what_is_saved_anyway_is_refused(tmp_path, what):
         "an optimizer": optimizer,
     }
     with pytest.raises(UsageError, match="are saved without it"):
-        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", stateful=given[what])
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", state={"it": given[what]})

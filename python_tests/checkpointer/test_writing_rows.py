@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.tracking import table_watch
 from python_tests.helpers import Trained, assert_same, copy_rows, short_windows
@@ -14,7 +15,7 @@ from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, num_d
 
 def make_run(folder, **options):
     """Training that writes some rows of one table before each step, as PyTorch does not count."""
-    options = {"priority": cpr_ext.AllRows(), **OPTIONS, "rebase_after": None, **options}
+    options = {"priority": cpr_ext.AllRows(), **OPTIONS, "store": StoreOptions(None), **options}
     run = Trained(folder, TABLES, **options)
     run.weight = run.model.tables["a"].weight
     run.written = torch.Generator().manual_seed(0)

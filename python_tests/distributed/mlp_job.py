@@ -22,8 +22,8 @@ ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
 # Every snapshot holds all rows as they were after one step.
 WHOLE_STEPS = {
-    "priority": cpr_ext.AllRows(), "when_busy": "wait",
-    "retention": Retention(full_recovery_points=3),
+    "priority": cpr_ext.AllRows(),
+    "store": cpr_ext.StoreOptions(retention=Retention(full_recovery_points=3)),
 }  # fmt: skip
 
 
@@ -185,9 +185,10 @@ class MlpJob(ShardedJob):
         )  # fmt: skip
         kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
         self.job_tables = [table]
+        when_busy = "wait" if self.settings.whole_steps else "delay"
         return (kind or cpr_ext.Checkpointer)(
             model, optimizers, directory, tables=[table],
-            schedule=cpr_ext.EverySteps(self.settings.every_steps),
+            schedule=cpr_ext.EverySteps(self.settings.every_steps, when_busy=when_busy),
             **(WHOLE_STEPS if self.settings.whole_steps else {}),
             **self.watched_options(),
         )  # fmt: skip
@@ -279,11 +280,11 @@ class DrawingJob(MlpJob):
         return model, optimizers
 
     def watched_options(self):
-        return {"extra_state": lambda: {"scheduler": self.scheduler.state_dict()}}
+        return {"state": {"scheduler": lambda: self.scheduler.state_dict()}}
 
     def train_step(self, job, step):
         if step > 0 and self.trained != step - 1:
-            self.scheduler.load_state_dict(job.extra_state["scheduler"])
+            self.scheduler.load_state_dict(job.state["scheduler"])
         num_samples = super().train_step(job, step)
         self.scheduler.step()
         self.trained = step

@@ -195,10 +195,9 @@ class ShardedJob:
             optimizers,
             directory,
             priority=getattr(cpr_ext, settings.priority)(),
-            schedule=cpr_ext.EverySteps(settings.every_steps),
-            when_busy="wait",
-            retention=Retention(full_recovery_points=3),
-            extra_state=lambda: {"step": self.next_step},
+            schedule=cpr_ext.EverySteps(settings.every_steps, when_busy="wait"),
+            store=cpr_ext.StoreOptions(retention=Retention(full_recovery_points=3)),
+            state={"step": lambda: self.next_step},
         )
         self.job_tables = checkpointer.tables
         return checkpointer

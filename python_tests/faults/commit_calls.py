@@ -32,7 +32,7 @@ def calls_by_step(num_shards: int, directory: Path) -> dict[str, Counter[str]]:
         lookups=50,
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.AllRows(),
-        rebase_after=None,
+        store=cpr_ext.StoreOptions(None),
         staging=cpr_ext.StagingOptions(num_threads=1),
     )
     names = ["open", "base", *(f"partial {number}" for number in range(_NUM_PARTIALS)), "close"]

@@ -59,18 +59,17 @@ class Flipper:
         if path.name.endswith("-dense.safetensors"):
             return self._dense_fault(path)
         if path.suffix == ".safetensors":
-            return self._shard_fault(name, path, position)
+            return self._rows_fault(name, path, position)
         if path.name == PREVIOUS_FILE:  # read by repair and verify alone
             found = [damage.path for damage in verify(self.store).damaged]
             return None if found == [str(path)] else f"verify found {found}"
         return self._json_fault(path)
 
-    def _shard_fault(self, name: str, path: Path, position: int) -> str | None:
-        shard = int(path.name.split("-")[1])
+    def _rows_fault(self, name: str, path: Path, position: int) -> str | None:
         checkpointer = self.run.checkpointer
         fill(self.run)
         try:
-            checkpointer.recover(shards=[shard], on_damage="raise")
+            checkpointer.recover(shards=[0, 1], on_damage="raise")
             return "on_damage='raise' did not raise"
         except DamageError as error:
             if str(path) not in str(error):
@@ -81,9 +80,9 @@ class Flipper:
         hit = self.scene.hit_by_flip(name, position)
         key = (name, *hit[name])
         if key not in self._costs:
-            self._costs[key] = self.scene.cost([shard], hit)
-        report = checkpointer.recover(shards=[shard])
-        return fault_of(self.run, report, self._costs[key], [shard], self.store)
+            self._costs[key] = self.scene.cost([0, 1], hit)
+        report = checkpointer.recover(shards=[0, 1])
+        return fault_of(self.run, report, self._costs[key], [0, 1], self.store)
 
     def _dense_fault(self, path: Path) -> str | None:
         store = self.run.store

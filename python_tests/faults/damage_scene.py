@@ -67,7 +67,6 @@ class Segment:
     """A live segment as it was committed."""
 
     name: str  # relative to the store
-    shard: int
     snapshot: int
     kind: str
     last_step: int
@@ -89,8 +88,7 @@ class Cost:
 class Scene:
     """A small store and all that is known of it.
 
-    Each shard has a base and partial snapshots; one dense part is a full-recovery point, the newest
-    is none.
+    It has a base and partial snapshots; one dense part is a full-recovery point, not the newest.
     """
 
     def __init__(self, place: Path, seed: int = 0, shape: Shape = USUAL) -> None:
@@ -120,15 +118,12 @@ class Scene:
         }
         self.segments: list[Segment] = []
         reader = StoreReader(self.store)
-        for shard, records in enumerate(reader.manifest.shards):
-            for record in records:
-                path = reader.path_of(record)
-                name = str(path.relative_to(self.store))
-                chunks = read_chunks(path)
-                pieces = list(_pieces(path, len(self.files[name])))
-                kind, snapshot = record.kind, record.snapshot
-                steps = (record.last_step, pieces, chunks)
-                self.segments.append(Segment(name, shard, snapshot, kind, *steps))
+        for record in reader.manifest.rows:
+            path = reader.path_of(record)
+            name = str(path.relative_to(self.store))
+            pieces = list(_pieces(path, len(self.files[name])))
+            what = (name, record.snapshot, record.kind, record.last_step)
+            self.segments.append(Segment(*what, pieces, read_chunks(path)))
         self.dense = reader.manifest.dense
 
     def copy(self, place: Path) -> Path:
@@ -168,14 +163,18 @@ class Scene:
     def cost(self, shards: list[int], hit: dict[str, set[int]], snapshot: int = 10**9) -> Cost:
         """What it costs that these pieces are damaged, row by row."""
         cost = Cost()
-        num_shards = self.shape.num_shards
+        live = [segment for segment in self.segments if segment.snapshot <= snapshot]
         for table, (num_rows, _) in self.shape.tables.items():
-            for shard in shards:
-                begin, end = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
-                live = [s for s in self.segments if s.shard == shard and s.snapshot <= snapshot]
-                self._cost_of(f"tables.{table}", range(begin, end), live, hit, cost)
-        names = {s.name for s in self.segments if s.shard in shards and s.snapshot <= snapshot}
-        cost.damaged = {name for name, pieces in hit.items() if name in names and pieces}
+            for rows in rows_of(shards, num_rows, self.shape.num_shards):
+                self._cost_of(f"tables.{table}", rows, live, hit, cost)
+                for segment in live:
+                    for piece in (segment.pieces[n] for n in hit.get(segment.name, ()) if n >= 0):
+                        chunk = segment.chunks[piece.chunk] if piece.chunk >= 0 else None
+                        if chunk is not None and chunk.table == f"tables.{table}":
+                            is_within = chunk.row_ids[-1] >= rows.start <= rows.stop - 1
+                            if piece.is_row_ids or (is_within and chunk.row_ids[0] < rows.stop):
+                                cost.damaged.add(segment.name)
+        cost.damaged |= {s.name for s in live if HEADER in hit.get(s.name, ())}
         return cost
 
     def _cost_of(self, table: str, rows: range, live: list[Segment], hit, cost: Cost) -> None:
@@ -217,6 +216,18 @@ class Scene:
         cost.in_doubt += int(min(candidates, unknown_rows))
 
 
+def rows_of(shards: list[int], num_rows: int, num_shards: int) -> list[range]:
+    """The rows of shards; of those that follow one another, as one."""
+    runs: list[range] = []
+    for shard in sorted(shards):
+        begin, end = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
+        if runs and runs[-1].stop == begin:
+            runs[-1] = range(runs[-1].start, end)
+        else:
+            runs.append(range(begin, end))
+    return [rows for rows in runs if rows]
+
+
 def _pieces(path: Path, size: int) -> Iterator[Piece]:
     own = own_metadata(path)
     with safe_open(path, "pt"):
@@ -254,7 +265,7 @@ def open_run(store: Path, seed: int = 0, shape: Shape = USUAL) -> Trained:
         num_shards=shape.num_shards,
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.MostFrequentlyUsed(shape.fraction),
-        rebase_after=None,
+        store=cpr_ext.StoreOptions(None),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16, num_threads=1, direct_io=False),
     )
 

@@ -331,9 +331,9 @@ class History:
         self, clone: Clone, *, mode: Any = "partial", remote: bool = False, may_refuse: bool = False
     ) -> Run | None:
         """Recover, after a repair if need be, and compare; None: it is refused for good."""
-        options = {"remote": RemoteOptions("memory:///")} if remote else {}
+        copy = RemoteOptions("memory:///") if remote else None
         try:
-            return self._recovered(clone, mode, options)
+            return self._recovered(clone, mode, copy)
         except CprError as error:
             text = str(error)
         if "cannot be copied" in text:
@@ -356,16 +356,16 @@ class History:
             return None
         clone.is_known = clone.must_refuse = False
         try:
-            return self._recovered(clone, "partial", options)
+            return self._recovered(clone, "partial", copy)
         except CprError as error:
             if "cannot be copied" not in str(error):
                 self.faults.append(f"refused after its repair: {error}")
             return None
 
-    def _recovered(self, clone: Clone, mode: Any, options: dict[str, Any]) -> Run:
+    def _recovered(self, clone: Clone, mode: Any, remote: RemoteOptions | None) -> Run:
         # Of some points, so that an older manifest may name nothing that is gone.
-        options = {"retention": cpr_ext.Retention(4), **options}
-        run = Run.at(clone.directory, extra_state=lambda: run.token, **options)
+        store = cpr_ext.StoreOptions(None, cpr_ext.Retention(4), remote=remote)
+        run = Run.at(clone.directory, state={"token": lambda: run.token}, store=store)
         try:
             report = run.checkpointer.recover(mode=mode)
         except BaseException:
@@ -377,7 +377,7 @@ class History:
                 copy.close(30)
             run.release()
             raise
-        run.token = report.extra_state or 0
+        run.token = report.state.get("token", 0)
         if clone.must_refuse:
             if not report.damaged_segments:
                 self.faults.append("a part was put back, and nothing says so")
@@ -387,7 +387,7 @@ class History:
                 self.faults.append(f"state {run.token} of {clone.tokens} was recovered")
             if len(clone.tokens) > 1 and run.token not in clone.events:
                 clone.events.append(run.token)  # it was there, though not acknowledged
-        if "remote" in options:
+        if remote is not None:
             self._claim(clone)
         clone.tokens = {run.token}
         clone.is_exact = report.rows_stale == 0

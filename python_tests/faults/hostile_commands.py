@@ -73,7 +73,6 @@ def draw_call(target: Target, address: str, draw: random.Random) -> list[str]:
     words = draw.choice(
         (
             ["inspect", somewhere],
-            ["inspect", somewhere, "--table", draw.choice(("tables.a", "tables.b"))],
             ["verify", somewhere],
             ["repair", store],
             ["repair", store, "--apply"],

@@ -13,7 +13,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ class Target:
         self.outside.mkdir(parents=True)
         (self.outside / "secret").write_text("not yours")
         (self.outside / "folder").mkdir()
-        (self.outside / "folder" / "00000009-00000-base.safetensors").write_text("not yours either")
+        (self.outside / "folder" / "00000009-base.safetensors").write_text("not yours either")
         self.store = scene.copy(place / "store")
         self.before = self.fingerprint()
 
@@ -305,8 +304,8 @@ def _write_header(store: Path, file: str, own: Any, outer: dict, *, fit: bool) -
     manifest = store / "MANIFEST.json"
     document = json.loads(manifest.read_bytes())
     content = document["content"]
-    for record in (*content["dense"], *chain.from_iterable(content["shards"])):
-        if segment_name(record["snapshot"], record["kind"], record["shard"]) == path.name:
+    for record in (*content["dense"], *content["rows"]):
+        if segment_name(record["snapshot"], record["kind"]) == path.name:
             crc = native.crc32c(block)
             record.update(file_bytes=size, header_bytes=header_bytes, header_crc32c=crc)
     _sign(manifest, document)

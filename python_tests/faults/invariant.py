@@ -18,6 +18,7 @@ from python_tests.faults.journal import NOTHING, Promise, States, read_promise
 from python_tests.faults.model import SLOT_BYTES, Model, State, build, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree
 from python_tests.faults.scenario import STORES
+from python_tests.helpers import open_checkpointer
 
 
 class Fresh:
@@ -27,7 +28,7 @@ class Fresh:
         self.model: Model
         self.model, self.optimizers = build(99)
         self.seq = 0
-        self.checkpointer = cpr_ext.Checkpointer(
+        self.checkpointer = open_checkpointer(
             self.model,
             self.optimizers,
             directory,
@@ -35,10 +36,9 @@ class Fresh:
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(10**9),
             staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=SLOT_BYTES),
-            rebase_after=None,
             save_at_close=False,
-            extra_state=lambda: {"seq": self.seq},
-            **options,
+            state={"seq": lambda: self.seq},
+            **{"store": cpr_ext.StoreOptions(None), **options},
         )
 
     @property
@@ -49,7 +49,7 @@ class Fresh:
         """The number of the state found."""
         report = self.checkpointer.recover(mode=mode)
         assert not report.damaged_segments, f"damaged: {report.damaged_segments}"
-        return report.extra_state["seq"] if report.extra_state else NOTHING
+        return report.state.get("seq", NOTHING)
 
     def train(self) -> None:
         train_step(self.model, self.optimizers)

@@ -27,6 +27,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.errors import CprError
 from cpr_ext.wings.tools.maintenance import repair, verify
+from python_tests.helpers import open_checkpointer
 
 NUM_ROWS = 300
 _FIRST, _LAST = 3, 6
@@ -53,7 +54,7 @@ class Run:
         model = nn.Embedding(NUM_ROWS, 2, sparse=True)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        checkpointer = cpr_ext.Checkpointer(
+        checkpointer = open_checkpointer(
             model,
             optimizer,
             directory,
@@ -61,9 +62,8 @@ class Run:
                 "num_shards": 2,
                 "priority": cpr_ext.AllRows(),
                 "schedule": cpr_ext.EverySteps(10**9),
-                "rebase_after": None,
+                "store": cpr_ext.StoreOptions(None, cpr_ext.Retention(2)),
                 "save_at_close": False,
-                "retention": cpr_ext.Retention(2),
                 **options,
             },
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import cpr_ext
 from cpr_ext.storage.retention import Retention
 from cpr_ext.wings.tools import maintenance
 from python_tests.faults.invariant import Fresh
@@ -26,7 +27,7 @@ def _digest(*tensors: torch.Tensor) -> str:
 
 
 def recover(store: Path, _: Path, **options: Any) -> Any:
-    fresh = Fresh(store, NUM_SHARDS, retention=Retention(3))
+    fresh = Fresh(store, NUM_SHARDS, store=cpr_ext.StoreOptions(None, Retention(3)))
     try:
         report = fresh.checkpointer.recover(**options)
         return report.step, hashlib.sha256(fresh.state.to_bytes()).hexdigest()

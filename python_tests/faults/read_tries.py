@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import cpr_ext
 from cpr_ext.errors import StorageError
 from cpr_ext.storage import retries
 from cpr_ext.storage.retention import Retention
@@ -88,7 +89,7 @@ class ReadSide:
         return ended.result
 
     def _make(self) -> None:
-        run = Fresh(self._original, NUM_SHARDS, retention=Retention(3))
+        run = Fresh(self._original, NUM_SHARDS, store=cpr_ext.StoreOptions(None, Retention(3)))
         for seq in range(3):
             for _ in range(2):
                 run.train()

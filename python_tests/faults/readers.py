@@ -25,9 +25,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.storage import locks
 from cpr_ext.storage.manifest import read_manifest
-from cpr_ext.wings.tools.maintenance import export, inspect, inspect_table, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
+from python_tests.helpers import open_checkpointer
 
 NUM_ROWS, DIM = 60, 3
 
@@ -42,17 +44,17 @@ class StepModel(nn.Module):
         nn.init.zeros_(self.table.weight)
 
 
-def open_run(store: Path, **options: Any) -> tuple[StepModel, list[Any], cpr_ext.Checkpointer]:
+def open_run(directory: Path, **options: Any) -> tuple[StepModel, list[Any], cpr_ext.Checkpointer]:
     """A model with its optimizers and a checkpointer."""
     model = StepModel()
     optimizers = [
         torch.optim.SGD(model.table.parameters(), lr=1.0),
         torch.optim.SGD([model.dense], lr=1.0),
     ]
-    checkpointer = cpr_ext.Checkpointer(
+    checkpointer = open_checkpointer(
         model,
         optimizers,
-        store,
+        directory,
         num_shards=2,
         priority=cpr_ext.AllRows(),
         staging=cpr_ext.StagingOptions(direct_io=False, num_threads=1),
@@ -70,8 +72,7 @@ def write(store: Path, wait_seconds: float, stop: Any) -> None:
     model, optimizers, checkpointer = open_run(
         store,
         schedule=cpr_ext.EverySteps(1),
-        rebase_after=3.0,
-        retention=cpr_ext.Retention(full_recovery_points=1),
+        store=StoreOptions(rebase_after=3.0, retention=Retention(full_recovery_points=1)),
     )
     while not stop.is_set():
         for optimizer in optimizers:
@@ -139,10 +140,9 @@ def _move(store: Path, place: Path) -> None:
 
 def _inspect(store: Path, _: Path) -> None:
     summary = inspect(store)
-    assert all(shard.base_step >= 0 for shard in summary.shards)
-    details = inspect_table(store, "table")
-    assert details.steps_behind == (0, 0, 0, 0, 0)
-    assert sum(details.rows_by_step.values()) == NUM_ROWS
+    assert summary.rows.base_step >= 0
+    rows = read_rows(store, "table", range(NUM_ROWS))
+    assert len(rows.steps.unique()) == 1
 
 
 def _verify(store: Path, _: Path) -> None:

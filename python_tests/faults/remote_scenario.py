@@ -107,12 +107,14 @@ class Job:
             num_shards=2,
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(10**9),
-            rebase_after=None,
-            retention=cpr_ext.Retention(full_recovery_points=2),
-            staging=cpr_ext.StagingOptions(slot_bytes=1 << 14, num_threads=1),
-            remote=RemoteOptions(
-                "memory:///", wait_at_close_seconds=_TIMEOUT_SECONDS, keep_seconds=0
+            store=cpr_ext.StoreOptions(
+                rebase_after=None,
+                retention=cpr_ext.Retention(full_recovery_points=2),
+                remote=RemoteOptions(
+                    "memory:///", wait_at_close_seconds=_TIMEOUT_SECONDS, keep_seconds=0
+                ),
             ),
+            staging=cpr_ext.StagingOptions(slot_bytes=1 << 14, num_threads=1),
         )
         report = trained.checkpointer.recover()
         promised = self.objects.acknowledged_step

@@ -158,7 +158,7 @@ def flips(recorded: Recorded, count: int, seed: int, *, checked: bool) -> Iterat
     tree = disk.tree(lambda kind: True)
     chance = random.Random(seed)
     # The base of the other store: rows that no later snapshot has are looked at.
-    path = max(p for p in tree if p.startswith("other/segments") and "-00000-base." in p)
+    path = max(p for p in tree if p.startswith("other/segments") and "-base." in p)
     content = tree[path]
     assert content is not None
     start = 8 + int.from_bytes(content[:8], "little")

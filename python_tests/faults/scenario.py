@@ -20,7 +20,7 @@ from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import SLOT_BYTES, State, build, precision, train_step, wreck_shard
-from python_tests.helpers import die
+from python_tests.helpers import die, open_checkpointer
 
 # A slot holds one chunk; enough of them that none is waited for, so that a capture over steps takes
 # a chunk at each.
@@ -82,25 +82,25 @@ class Life:
         self._name = store
         self._saves_all = isinstance(options.get("priority"), cpr_ext.AllRows)
         self.model, self.optimizers = build(seed)
+        kept = options.pop("store", cpr_ext.StoreOptions(None))
         self.checkpointer = watcher.insist(
-            lambda: cpr_ext.Checkpointer(
+            lambda: open_checkpointer(
                 self.model,
                 self.optimizers,
                 watcher.root / store,
                 num_shards=STORES[store],
-                extra_state=self._extra_state,
-                when_busy="wait",
+                state={"seq": self._captured_seq},
                 staging=replace(staging, slot_bytes=SLOT_BYTES),
                 save_at_close=False,
-                precision=precision(),
-                **{"rebase_after": None, **options},
+                store=replace(kept, precision=precision()),
+                **options,
             )
         )
         self._seq = NOTHING
         self._last_complete = NOTHING  # acknowledged
         self._begun: SnapshotHandle | None = None
 
-    def _extra_state(self) -> dict[str, int]:
+    def _captured_seq(self) -> int:
         """Called when a snapshot is captured: what it is of, and what it may hold."""
         snapshot = self.checkpointer._saver.in_flight
         assert snapshot is not None
@@ -112,12 +112,12 @@ class Life:
             first = max(self._last_complete, 0)
         self._watcher.captured[self._name, snapshot.number] = (self._seq, snapshot.is_candidate)
         self._journal.write("captured", self._name, self._seq, first, int(snapshot.is_candidate))
-        return {"seq": self._seq}
+        return self._seq
 
     def recover(self, **options: Any) -> None:
         """Go back, as the journal tells."""
         report = self._watcher.insist(lambda: self.checkpointer.recover(**options))
-        seq = report.extra_state["seq"] if report.extra_state else NOTHING
+        seq = report.state.get("seq", NOTHING)
         self._seq = self._journal.record(State.of(self.model, self.optimizers))
         if "from_store" not in options:
             self._journal.write("resumed", self._name, seq, self._seq)
@@ -220,9 +220,8 @@ def _grow(watcher: Watcher) -> None:
         "store",
         seed=1,
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(2),
-        retention=Retention(full_recovery_points=2),
-        rebase_after=0.5,
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=cpr_ext.StoreOptions(0.5, Retention(full_recovery_points=2)),
     )
     life.recover()
     life.train(5)
@@ -240,8 +239,8 @@ def _go_on(watcher: Watcher) -> None:
         "store",
         seed=2,
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(4),
-        retention=Retention(full_recovery_points=1),
+        schedule=cpr_ext.EverySteps(4, when_busy="wait"),
+        store=cpr_ext.StoreOptions(None, Retention(full_recovery_points=1)),
     )
     life.recover()
     life.train(6, wait=False)

@@ -82,10 +82,10 @@ def test_a_reader_that_takes_failing_reads_for_damage_is_found(library):
 
 @pytest.mark.parametrize("shards", [1, 4, 16])
 def test_a_commit_costs_three_syncs_and_one_rename_beside_the_segments(library, shards):
-    # The shards and the dense part; their entries, the manifest, its entry.
+    # The rows and the dense part; their entries, the manifest, its entry.
     done = run_preloaded(library, "-m", "python_tests.faults.commit_calls", "--shards", str(shards))
     told = dict(line.split(": ") for line in done.stdout.splitlines())
     for name in ("base", "partial 0", "partial 1", "partial 2"):
         calls = dict(reversed(each.split()) for each in told[name].split(", "))
-        assert (calls["fsync"], calls["rename"]) == (str(shards + 1 + 3), "1"), done.stdout
+        assert (calls["fsync"], calls["rename"]) == ("5", "1"), done.stdout
     assert told["close"] == ""

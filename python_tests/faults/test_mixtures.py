@@ -37,4 +37,4 @@ def test_without_ids_a_segment_of_another_snapshot_would_pass(tmp_path, monkeypa
     folder = tmp_path / "twins"
     folder.mkdir()
     make_copies(folder, "base")
-    assert segment_header._identity({"kind": 1, "shard": 2, "snapshot": 3, "id": 4}) == (1, 2, 3, 4)
+    assert segment_header._identity({"kind": 1, "snapshot": 2, "id": 3}) == (1, 2, 3)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import cpr_ext
+from python_tests.helpers import open_checkpointer
 
 ROWS = {"users": (120, 4), "films": (70, 3)}
 
@@ -40,7 +41,7 @@ def build(seed):
 
 def open_store(model, optimizers, directory):
     """The checkpointer with the options the golden store was made with."""
-    return cpr_ext.Checkpointer(
+    return open_checkpointer(
         model,
         optimizers,
         directory,
@@ -48,8 +49,8 @@ def open_store(model, optimizers, directory):
         priority=cpr_ext.MostFrequentlyUsed(0.2),
         schedule=cpr_ext.EverySteps(10**9),
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        extra_state=lambda: {"epoch": 3, "file": "day_0", "seen": torch.arange(5)},
-        precision=cpr_ext.Precision(partial="int8"),
+        state={"reader": lambda: {"epoch": 3, "file": "day_0", "seen": torch.arange(5)}},
+        store=cpr_ext.StoreOptions(precision=cpr_ext.Precision(partial="int8")),
         save_at_close=False,
     )
 

@@ -41,8 +41,10 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.integrations.torchrec import make_checkpointer
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import join
 
 IDS = 2**50
@@ -181,8 +183,9 @@ class ManagedJob:
         self, store, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
     ):
         self.model, self.optimizer = sharded(policy, fused, seed, pooled=pooled)
-        given = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5), "when_busy": "wait"}
-        self.ckpt = make_checkpointer(self.model, self.optimizer, store, **given | options)
+        given = {"save_at_close": False, "make": make_checkpointer, **options}
+        given.setdefault("schedule", cpr_ext.EverySteps(5, when_busy="wait"))
+        self.ckpt = open_checkpointer(self.model, self.optimizer, store, **given)
         self.history, self.keys_at, self.num_reused = {}, {}, 0
 
     def modules(self):
@@ -224,7 +227,7 @@ CASES = {
     "lfu": ("lfu", {"priority": cpr_ext.SubSampledUsed()}),
     "distance": ("distance", {"priority": cpr_ext.AllRows(0.25), "num_shards": 2}),
 }
-EXACT = {"priority": cpr_ext.AllRows(), "retention": cpr_ext.Retention(full_recovery_points=3)}
+EXACT = {"priority": cpr_ext.AllRows(), "store": StoreOptions(retention=Retention(3))}
 
 
 def main(folder: str, rank: int, world_size: int) -> None:
@@ -246,7 +249,7 @@ def partial(directory, rank, name):
     """Train, end, recover; what is wrong with the recovered rows."""
     policy, options = CASES[name]
     store = directory / f"{name}-{rank}"
-    options = {"rebase_after": None, **options}
+    options = {"store": StoreOptions(None), **options}
     job = ManagedJob(store, policy=policy, **options)
     job.train(48)
     job.end()

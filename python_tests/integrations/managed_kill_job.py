@@ -12,7 +12,7 @@ from python_tests.integrations.managed_job import EXACT, ManagedJob
 from python_tests.integrations.sharded_models import join
 
 OPTIONS = {
-    "default": {"schedule": cpr_ext.EverySteps(3), "when_busy": "delay"},
+    "default": {"schedule": cpr_ext.EverySteps(3, when_busy="delay")},
     "points": {**EXACT, "schedule": cpr_ext.EverySteps(2)},
 }
 

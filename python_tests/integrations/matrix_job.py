@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer, sharding_env
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import (
     FUSED,
     TABLES,
@@ -98,8 +99,8 @@ def train(folder, rank, batch):
         at.mkdir(exist_ok=True)
         join(at / "meeting-old", rank, cell.old_ranks)
         parallel, optimizer = build(cell, cell.old_plan, cell.old_ranks, seed=0)
-        options = {**OPTIONS, "save_at_close": False}
-        ckpt = make_checkpointer(parallel, optimizer, at / f"old-{rank}", **options)
+        options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
+        ckpt = open_checkpointer(parallel, optimizer, at / f"old-{rank}", **options)
         alive.append(ckpt)
         train_steps(parallel, optimizer, ckpt, SAVED_STEPS)
         ckpt.save("base").wait_until_done()

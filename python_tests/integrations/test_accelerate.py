@@ -38,9 +38,8 @@ def train(store, *, is_killed=False):
         optimizer,
         store,
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(5),
-        when_busy="wait",
-        stateful=[scheduler],
+        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
+        state={"scheduler": scheduler},
     ) as ckpt:
         report = ckpt.recover()
         while ckpt.step_count < NUM_STEPS:
@@ -86,8 +85,7 @@ def train_a_rank(directory, *, is_killed):
         optimizer,
         f"{directory}/{rank}",
         tables=[],
-        schedule=cpr_ext.EverySteps(5),
-        when_busy="wait",
+        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
     ) as ckpt:
         print(f"rank {rank} begins at {recover_together(ckpt).step}", flush=True)
         while ckpt.step_count < NUM_STEPS:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.helpers import open_checkpointer
+
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from torchrec import JaggedTensor
@@ -101,7 +103,7 @@ def test_a_new_directory_takes_the_store_of_as_many_ranks(results, tmp_path):
     [(torch.optim.SGD, True), (torch.optim.Adagrad, True), (torch.optim.Adagrad, False)],
 )
 def test_another_kind_of_module_recovers_rows_under_their_ids(tmp_path, fused, pooled):
-    options = {"fused": fused, "pooled": pooled, "rebase_after": None}
+    options = {"fused": fused, "pooled": pooled, "store": cpr_ext.StoreOptions(None)}
     job = ManagedJob(tmp_path, **options)
     job.train(13)
     job.end()
@@ -117,8 +119,12 @@ def unsharded(store, seed=0):
     torch.manual_seed(seed)
     model = Model("lru")
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    options = {"schedule": cpr_ext.EverySteps(5), "when_busy": "wait", "save_at_close": False}
-    return model, optimizer, make_checkpointer(model, optimizer, store, **options)
+    options = {
+        "schedule": cpr_ext.EverySteps(5, when_busy="wait"),
+        "save_at_close": False,
+        "make": make_checkpointer,
+    }
+    return model, optimizer, open_checkpointer(model, optimizer, store, **options)
 
 
 def owners(model):

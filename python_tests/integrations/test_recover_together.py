@@ -126,7 +126,7 @@ def test_extra_state_is_what_the_furthest_rank_saved(nursery, tmp_path):
     job = Restarts(nursery, tmp_path, function="run_plain")
     assert job.live((2, False), (5, False)) == [0, 0]
     assert job.live((0, False), (0, False)) == [0, 0]
-    assert [told[2] for told in job.told()] == [{"epoch": 5, "rank": 1}] * 2
+    assert [told[2] for told in job.told()] == [{"epoch": {"epoch": 5, "rank": 1}}] * 2
 
 
 def test_a_replicated_table_is_refused_on_every_rank(nursery, tmp_path):
@@ -155,8 +155,8 @@ def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
     behind, ahead = job.told()
     assert (behind["step"], ahead["step"]) == (5, 5)
     assert behind["reader"] == {"rank": 0, "offset": 300}
-    assert behind["differences"] == ["per_rank= state is of step 3, the job resumes at 5"]
-    assert "per_rank= state of this process is of step 3" in behind["warnings"][0]
+    assert behind["differences"] == ["PerRank state is of step 3, the job resumes at 5"]
+    assert "PerRank state of this process is of step 3" in behind["warnings"][0]
     assert (ahead["differences"], ahead["warnings"]) == ([], [])
     assert ahead["reader"] == {"rank": 1, "offset": 505}
 
@@ -164,11 +164,13 @@ def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
 def test_without_a_word_all_ranks_get_the_state_of_one(nursery, tmp_path):
     job = Restarts(nursery, tmp_path, function="run_readers")
     assert job.live((3, False), (3, False)) == [0, 0], job.logs()
-    assert "stateful[0] (a Reader), stateful[1] (a" in job.told()[1]["warnings"][0]  # at the start
+    assert (
+        "state['reader'], state['draws'], state['file'] of" in job.told()[1]["warnings"][0]
+    )  # at the start
     assert job.live((0, False), (0, False)) == [0, 0], job.logs()
     leader, other = job.told()
     assert [said["reader"]["rank"] for said in (leader, other)] == [0, 0]
     assert (leader["warnings"], leader["differences"]) == ([], [])
     (text,) = other["warnings"]
-    assert "(a Reader), extra_state of this process was not the same as that of rank 0" in text
+    assert "state['file'] of this process was not the same as that of rank 0" in text
     assert other["differences"] == [text]

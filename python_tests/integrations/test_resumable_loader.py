@@ -95,10 +95,9 @@ class Job:
         self.batches = ResumableLoader(LOADERS[loader]())
         self.ckpt = cpr_ext.Checkpointer(
             *(self.model, self.optimizer, store),
-            schedule=cpr_ext.EverySteps(1),
+            schedule=cpr_ext.EverySteps(1, when_busy="wait"),
             priority=cpr_ext.AllRows(),
-            when_busy="wait",
-            stateful=[self.batches, self.scheduler],
+            state={"batches": self.batches, "scheduler": self.scheduler},
         )
 
     def fit(self, batches):
@@ -213,7 +212,9 @@ def test_batches_are_any_tensors(tmp_path, kind):
     model = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = ResumableLoader([[tensor], [tensor]])
-    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", stateful=[batches]) as ckpt:
+    with cpr_ext.Checkpointer(
+        model, optimizer, tmp_path / "store", state={"batches": batches}
+    ) as ckpt:
         with batches.reporting_to(ckpt):
             assert len(list(batches)) == 2
         assert ckpt.num_samples == 2 * (tensor.size(0) if tensor.dim() else 1)

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from python_tests.helpers import open_checkpointer
+
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -118,8 +120,13 @@ def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
     store = tmp_path_factory.mktemp("store") / "rank-0"
     num_shards = data.draw(st.integers(1, 3))
     parallel, optimizer = sharded(plan, fused)
-    options = {**ALL_ROWS, "num_shards": num_shards, "save_at_close": False}
-    with make_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+    options = {
+        **ALL_ROWS,
+        "num_shards": num_shards,
+        "save_at_close": False,
+        "make": make_checkpointer,
+    }
+    with open_checkpointer(parallel, optimizer, store, **options) as checkpointer:
         for steps in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
             train(parallel, optimizer, checkpointer, steps)
             checkpointer.save(data.draw(st.sampled_from(["partial", "base"])))
@@ -142,7 +149,7 @@ def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
 def test_lookups_are_counted_with_multiplicity(tmp_path):
     parallel, optimizer = sharded("mixed")
     with make_checkpointer(
-        parallel, optimizer, tmp_path, count_row_updates=True, **ALL_ROWS
+        parallel, optimizer, tmp_path, **{**ALL_ROWS, "priority": cpr_ext.MostFrequentlyUsed(1.0)}
     ) as checkpointer:
         train(parallel, optimizer, checkpointer, 1)
         checkpointer.wait()  # the base of the first step took its lookups
@@ -413,13 +420,13 @@ def test_a_wrapped_optimizer_resumes_bit_for_bit(tmp_path, kind):
         whole = held(checkpointer)
         linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
     parallel, optimizer = wrapped(kind, 0)
-    options = {**ALL_ROWS, "save_at_close": False}
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
+    options = {**ALL_ROWS, "save_at_close": False, "make": make_checkpointer}
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
         train(parallel, optimizer, checkpointer, 4)
         checkpointer.save("base").wait_until_done()
         train(parallel, optimizer, checkpointer, 1)
     parallel, optimizer = wrapped(kind, 1)
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
         assert checkpointer.recover().step == 4
         train(parallel, optimizer, checkpointer, 3)
         assert same_tables(held(checkpointer), whole)
@@ -461,12 +468,6 @@ def test_a_store_of_another_fused_optimizer_is_refused(tmp_path):
     with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
         with pytest.raises(StoreError, match="fused optimizer exact_sgd does not have"):
             checkpointer.recover()
-
-
-def test_tables_that_change_in_backward_are_not_captured_beside_it(tmp_path):
-    parallel, optimizer = sharded("row_wise")
-    with pytest.raises(UsageError, match='overlap="always" cannot be'):
-        make_checkpointer(parallel, optimizer, tmp_path, overlap="always")
 
 
 def test_a_model_in_other_memory_needs_a_new_checkpointer(tmp_path):

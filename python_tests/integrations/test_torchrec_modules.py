@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from python_tests.helpers import open_checkpointer
+
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from torch.nn.parallel import DistributedDataParallel
@@ -190,14 +192,14 @@ def test_a_module_resumes_bit_for_bit(tmp_path, kind, plan, monkeypatch):
         train(parallel, optimizer, ckpt, STEPS, kind)
         tables, dense = held(parallel, ckpt)
     assert dense
-    options = {**OPTIONS, "save_at_close": False}
+    options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
     parallel, optimizer = build(kind, plan, 0)
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
         train(parallel, optimizer, ckpt, SAVED, kind)
         ckpt.save("partial").wait_until_done()
         train(parallel, optimizer, ckpt, 1, kind)
     parallel, optimizer = build(kind, plan, 1)
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
+    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
         assert ckpt.recover().step == SAVED
         train(parallel, optimizer, ckpt, STEPS - SAVED, kind)
         found, live = held(parallel, ckpt)
@@ -232,7 +234,9 @@ def test_replicas_of_shards_are_refused_by_name(tmp_path):
 
 def test_a_pipeline_that_stashes_is_refused_when_it_appears(tmp_path, monkeypatch):
     parallel, optimizer = sharded("table_wise")
-    with make_checkpointer(parallel, optimizer, tmp_path, save_at_close=False) as ckpt:
+    with open_checkpointer(
+        parallel, optimizer, tmp_path, save_at_close=False, make=make_checkpointer
+    ) as ckpt:
         monkeypatch.setattr(MemoryStashingManager, "_device_to_host_stream", object())
         with pytest.raises(UsageError, match="a pipeline stashes tables"):
             ckpt.tables[0].arrays()

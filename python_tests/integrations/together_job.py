@@ -18,13 +18,14 @@ from cpr_ext.distributed.collective.comparison import checksum, facts_of
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.storage.retention import Retention
 from python_tests.file_reader import Reader
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
 
 STEPS = 9
 # Full-recovery points at the same steps everywhere.
 EXACT = {
-    "schedule": cpr_ext.EverySteps(2), "priority": cpr_ext.AllRows(), "when_busy": "wait",
-    "retention": Retention(full_recovery_points=3),
+    "schedule": cpr_ext.EverySteps(2, when_busy="wait"), "priority": cpr_ext.AllRows(),
+    "store": cpr_ext.StoreOptions(retention=Retention(full_recovery_points=3)),
 }  # fmt: skip
 
 
@@ -89,11 +90,11 @@ def run_plain(directory, rank, world_size, life, steps, refuses):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     epoch = {"epoch": 0, "rank": rank}
     with cpr_ext.Checkpointer(
-        model, optimizer, f"{directory}/store-{rank}", extra_state=lambda: epoch
+        model, optimizer, f"{directory}/store-{rank}", state={"epoch": lambda: epoch}
     ) as checkpointer:
         report = recover_together(checkpointer)
         (Path(directory) / f"{rank}-{life}.json").write_text(
-            json.dumps([report.step, report.samples_lost, report.extra_state, report.rows_stale])
+            json.dumps([report.step, report.samples_lost, report.state, report.rows_stale])
         )
         for step in range(report.step, report.step + steps):
             model(torch.tensor([[1, 2]])).sum().backward()
@@ -111,22 +112,22 @@ def run_readers(directory, rank, world_size, life, steps, owns):
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reader, draws = Reader(rank), torch.Generator().manual_seed(rank)
+    state = {"reader": reader, "draws": draws, "file": lambda: f"part-{rank}.parquet"}
+    mark = cpr_ext.PerRank if owns else lambda each: each
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with cpr_ext.Checkpointer(
+        with open_checkpointer(
             model,
             optimizer,
             f"{directory}/store-{rank}",
-            stateful=[reader, draws],
-            extra_state=lambda: f"part-{rank}.parquet",
-            per_rank=[reader, draws, "extra_state"] if owns else None,
+            state={name: mark(each) for name, each in state.items()},
             save_at_close=False,
         ) as checkpointer:
             report = recover_together(checkpointer)
             said = {
                 "step": report.step,
                 "reader": reader.state_dict(),
-                "file": report.extra_state,
+                "file": report.state.get("file"),
                 "differences": report.differences,
                 "warnings": [str(each.message) for each in caught],
                 "draw": torch.randint(0, 1000, (4,), generator=draws).tolist(),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import cpr_ext
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.tracking.trackers import native_trackers
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import (
     PLANS,
     copy_parts,
@@ -29,6 +30,7 @@ CASES = {
     "first_rank": ("rowwise_adagrad", "table_wise"),
 }
 assert CASES.keys() == set(PLANS)
+NEVER = cpr_ext.EverySteps(10**6)
 SAVED_STEPS, LOST_STEPS = 6, 2
 
 
@@ -38,11 +40,13 @@ def main(folder: str, rank: int, world_size: int) -> None:
     for plan, (fused, other) in CASES.items():
         result = {}
         store = directory / plan / f"rank-{rank}"
-        make = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
-        make["count_row_updates"] = True
-        make["save_at_close"] = False  # steps after the last save() are lost
+        make = {"priority": cpr_ext.MostFrequentlyUsed(1.0), "schedule": NEVER}
+        make |= {
+            "save_at_close": False,
+            "make": make_checkpointer,
+        }  # steps after the last save() are lost
         parallel, optimizer = sharded(plan, fused)
-        with make_checkpointer(parallel, optimizer, store, **make) as checkpointer:
+        with open_checkpointer(parallel, optimizer, store, **make) as checkpointer:
             train(parallel, optimizer, checkpointer, 1)
             checkpointer.wait()  # the base, of step 1
             train(parallel, optimizer, checkpointer, SAVED_STEPS - 1)
@@ -55,7 +59,7 @@ def main(folder: str, rank: int, world_size: int) -> None:
             train(parallel, optimizer, checkpointer, LOST_STEPS)
 
         parallel, optimizer = sharded(plan, fused, seed=1)
-        with make_checkpointer(parallel, optimizer, store, **make) as checkpointer:
+        with open_checkpointer(parallel, optimizer, store, **make) as checkpointer:
             report = checkpointer.recover()
             result["recovered"] = copy_parts(checkpointer.tables)
             result["recovered_dense"] = parallel_dense(parallel)
@@ -66,7 +70,7 @@ def main(folder: str, rank: int, world_size: int) -> None:
         parallel, optimizer = sharded(other, fused, seed=2)
         olds = [directory / plan / f"rank-{old}" for old in range(2)]
         new = directory / f"{plan}-anew" / f"rank-{rank}"
-        with make_checkpointer(parallel, optimizer, new, **make) as checkpointer:
+        with open_checkpointer(parallel, optimizer, new, **make) as checkpointer:
             report = checkpointer.recover(from_store=olds)
             result["regrouped"] = copy_parts(checkpointer.tables)
             result["regrouped_dense"] = parallel_dense(parallel)

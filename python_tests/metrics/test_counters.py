@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.state.table import shard_row_range
-from python_tests.helpers import Trained, make_indices, read_chunks, shard_records
+from python_tests.helpers import Trained, make_indices, read_chunks, row_records
 
 NUM_SHARDS = 3
-OPTIONS = {"num_shards": NUM_SHARDS, "when_busy": "wait", "schedule": cpr_ext.EverySteps(4)}
+OPTIONS = {"num_shards": NUM_SHARDS, "schedule": cpr_ext.EverySteps(4, when_busy="wait")}
 PRIORITIES = [
     cpr_ext.MostFrequentlyUsed(0.1),
     cpr_ext.SubSampledUsed(0.1),
@@ -30,13 +30,11 @@ def lookups_of_step(run, step):
 def recounted(run, shard, lost_at):
     """Lookups of a shard's rows in the steps after each row was saved, or lost, last."""
     saved = {}
-    for owner, _, path in shard_records(run.store):
-        if owner == shard:
-            for chunk in read_chunks(path):
-                for row in chunk.row_ids.tolist():
-                    name = chunk.table.removeprefix("tables.")
-                    key = (name, row)
-                    saved[key] = max(saved.get(key, 0), chunk.step)
+    for _, path in row_records(run.store):
+        for chunk in read_chunks(path):
+            for row in chunk.row_ids.tolist():
+                key = (chunk.table.removeprefix("tables."), row)
+                saved[key] = max(saved.get(key, 0), chunk.step)
     lost = 0
     for step in range(run.checkpointer.step_count):
         for name, rows in lookups_of_step(run, step).items():
@@ -47,15 +45,10 @@ def recounted(run, shard, lost_at):
     return lost
 
 
-@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=6)
 @given(steps=st.integers(2, 17), more=st.integers(0, 9))
-def test_row_updates_lost_are_those_since_each_row_was_saved(
-    tmp_path_factory, priority, steps, more
-):
-    options = {**OPTIONS, "priority": priority}
-    directory = tmp_path_factory.mktemp("run")
-    run = Trained(directory, count_row_updates=True, **options)
+def test_row_updates_lost_are_those_since_each_row_was_saved(tmp_path_factory, steps, more):
+    run = Trained(tmp_path_factory.mktemp("run"), priority=PRIORITIES[0], **OPTIONS)
     with run.checkpointer as checkpointer:
         run.train(steps)
         report = checkpointer.recover(shards=[1])

@@ -3,13 +3,14 @@
 import pytest
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,
     assert_same,
-    shard_records,
+    row_records,
 )
 from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, wipe
 
@@ -45,16 +46,16 @@ def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_ba
     at_one = run.state()
     run.train(11)
     run.checkpointer.wait()
-    numbers = {record.snapshot for _, record, _ in shard_records(run.store)}
+    numbers = {record.snapshot for record, _ in row_records(run.store)}
     assert numbers == {1, 2, 3, 4}
     points = [record.snapshot for record in run.store.manifest.dense if record.is_complete]
     assert points == [1]
     report = run.checkpointer.recover(mode="full")
     assert report.step == 1
     assert_same(run.state(), at_one)
-    assert {record.snapshot for _, record, _ in shard_records(run.store)} == {1}
+    assert {record.snapshot for record, _ in row_records(run.store)} == {1}
     assert {path.name for path in tmp_path.rglob("*.safetensors")} == {
-        *(f"00000001-{shard:05d}-base.safetensors" for shard in range(NUM_SHARDS)),
+        "00000001-base.safetensors",
         "00000001-dense.safetensors",
     }
     run.die()
@@ -63,7 +64,7 @@ def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_ba
     assert_same(fresh.state(), at_one)
     fresh.train(3)
     fresh.checkpointer.wait()
-    assert max(record.snapshot for _, record, _ in shard_records(fresh.store)) >= 2
+    assert max(record.snapshot for record, _ in row_records(fresh.store)) >= 2
     fresh.checkpointer.close()
 
 
@@ -77,12 +78,12 @@ def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing
     )
     run.train(2)  # a base captured over several steps
     run.checkpointer.wait()
-    before, segments = run.state(), [record for _, record, _ in shard_records(run.store)]
+    before, segments = run.state(), [record for record, _ in row_records(run.store)]
     assert not run.store.manifest.dense[-1].is_complete
     with pytest.raises(StoreError, match=r"no full-recovery point.*AllRows"):
         run.checkpointer.recover(mode="full")
     assert_same(run.state(), before)
-    assert [record for _, record, _ in shard_records(run.store)] == segments
+    assert [record for record, _ in row_records(run.store)] == segments
     run.train(1)
     run.checkpointer.close()
 
@@ -115,8 +116,8 @@ def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
 
 
 def test_recovery_reaches_each_full_recovery_point_that_is_kept(tmp_path):
-    retention = cpr_ext.Retention(full_recovery_points=3)
-    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "retention": retention}
+    retention = Retention(full_recovery_points=3)
+    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "store": StoreOptions(retention=retention)}
     run = Trained(tmp_path, **options)
     states = {}
     for _ in range(14):

@@ -163,11 +163,10 @@ def test_another_dtype_and_another_dense_layer_are_listed_too(stores, tmp_path):
     assert "parameter 'linear.weight' has dtype torch.float32 and shape (2, 4)" in str(error.value)
 
 
-def test_a_store_of_another_shape_is_not_rewritten_and_the_error_says_what_to_do(stores):
-    before = contents(stores[8])
-    with pytest.raises(StoreError, match=r"it has 8 shards, not 5.*recover\(from_store="):
-        Trained(stores[8], TABLES, num_shards=5)
-    assert contents(stores[8]) == before
+def test_a_store_is_continued_with_another_number_of_shards(stores):
+    again = Trained(stores[8], TABLES, num_shards=5)
+    assert again.checkpointer.recover().step == again.checkpointer.recover(shards=[4]).step
+    again.checkpointer.close()
 
 
 def test_options_that_do_not_go_together_are_refused(stores, tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.state.precision import (
     EXACT,
     PRECISIONS,
@@ -21,7 +22,7 @@ from cpr_ext.state.precision import (
     precision_of_row,
     round_rows,
 )
-from python_tests.helpers import Trained, assert_same, flipped, shard_records
+from python_tests.helpers import Trained, assert_same, flipped, row_records
 
 TABLES = {"big": (300, 16), "wide": (40, 33), "thin": (20, 2)}
 OPTIONS = {
@@ -31,7 +32,7 @@ OPTIONS = {
     "lookups": 60,
 }
 PRECISION = st.builds(
-    cpr_ext.Precision,
+    Precision,
     base=st.sampled_from([EXACT, *PRECISIONS]),
     partial=st.sampled_from(PRECISIONS),
     state=st.sampled_from([EXACT, *STATE_PRECISIONS]),
@@ -42,7 +43,7 @@ PRECISION = st.builds(
 class Process:
     """What one process does, and what happens to the store before it begins."""
 
-    precision: cpr_ext.Precision
+    precision: Precision
     saves: list[str]
     overlap: str
     before: str  # "nothing" or "resharding"
@@ -117,7 +118,7 @@ def run(process, folder, source, seed, reference):
     Returns:
         The paths of the live segments.
     """
-    options = {"precision": process.precision, "overlap": process.overlap}
+    options = {"store": StoreOptions(precision=process.precision), "overlap": process.overlap}
     trained = Trained(folder, seed=seed, num_shards=shards_of(folder), **OPTIONS, **options)
     if reference.states:
         trained.checkpointer.recover(from_store=None if folder == source else source)
@@ -137,7 +138,7 @@ def run(process, folder, source, seed, reference):
             changed = {name: ~same(arrays, before[name]) for name, arrays in live.items()}
         reference.save(live, changed, process.precision, handle.kind)
     trained.die()
-    return [path for _, _, path in shard_records(trained.store)]
+    return [path for _, path in row_records(trained.store)]
 
 
 def shards_of(folder):

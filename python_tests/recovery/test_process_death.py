@@ -9,7 +9,7 @@ from cpr_ext.storage import store
 from python_tests.helpers import (
     Trained,
     assert_same,
-    shard_records,
+    row_records,
 )
 from python_tests.recovery.losses import OPTIONS
 
@@ -52,7 +52,7 @@ def test_a_crash_at_the_commit_of_a_new_base_leaves_one_full_recovery_point_whol
     step = 2 if is_durable else 1
     assert fresh.checkpointer.recover(mode="full").step == step
     assert_same(fresh.state(), states[step])
-    named = {path for _, _, path in shard_records(fresh.store)}
+    named = {path for _, path in row_records(fresh.store)}
     named |= {fresh.store.path_of(record) for record in fresh.store.manifest.dense}
     assert set(fresh.store.segments.iterdir()) == named
     fresh.checkpointer.close()

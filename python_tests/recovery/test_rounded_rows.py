@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.errors import DamageError, NanError, SnapshotError, UsageError
 from cpr_ext.state.precision import PRECISIONS, round_rows
-from python_tests.helpers import Trained, array_offset, assert_same, flip, shard_records
+from python_tests.helpers import Trained, array_offset, assert_same, flip, row_records
 
 TABLES = {"big": (600, 16), "wide": (50, 33), "thin": (40, 2)}
 OPTIONS = {
@@ -71,7 +72,7 @@ def num_different(rows, *others):
 def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
     tmp_path, precision, overlap
 ):
-    options = {"precision": cpr_ext.Precision(partial=precision), "overlap": overlap}
+    options = {"store": StoreOptions(precision=Precision(partial=precision)), "overlap": overlap}
     run, before, after = saved_twice(tmp_path, **options)
     run.die()
     report, rows = recovered(tmp_path)
@@ -80,7 +81,7 @@ def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
 
 
 def test_a_row_with_nan_is_refused_by_its_name(tmp_path):
-    run = Trained(tmp_path, **OPTIONS, precision=cpr_ext.Precision(base="int8"))
+    run = Trained(tmp_path, **OPTIONS, store=StoreOptions(precision=Precision(base="int8")))
     run.train(1)
     with torch.no_grad():
         run.model.tables["big"].weight[411, 5] = float("nan")
@@ -93,10 +94,12 @@ def test_a_row_with_nan_is_refused_by_its_name(tmp_path):
 
 
 def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
-    run, before, after = saved_twice(tmp_path, precision=cpr_ext.Precision(partial="int8"))
+    run, before, after = saved_twice(
+        tmp_path, store=StoreOptions(precision=Precision(partial="int8"))
+    )
     run.die()
     wanted = expected(before, after, "int8")
-    for _, record, path in list(shard_records(run.store)):
+    for record, path in list(row_records(run.store)):
         if record.kind != "partial":
             continue
         for name in ("row_ids", "weight"):
@@ -121,7 +124,9 @@ def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
 
 
 def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
-    run, before, after = saved_twice(tmp_path / "two", precision=cpr_ext.Precision(partial="int8"))
+    run, before, after = saved_twice(
+        tmp_path / "two", store=StoreOptions(precision=Precision(partial="int8"))
+    )
     run.die()
     other = Trained(tmp_path / "three", seed=9, **{**OPTIONS, "num_shards": 3})
     report = other.checkpointer.recover(from_store=tmp_path / "two")
@@ -132,4 +137,4 @@ def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
 
 def test_a_precision_that_is_none_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"precision is 'int8'; needed: such as Precision"):
-        Trained(tmp_path, precision="int8")
+        Trained(tmp_path, store=StoreOptions(precision="int8"))

@@ -11,11 +11,10 @@ from python_tests.helpers import Trained, assert_same, flip
 TABLES = {"a": (60, 3)}
 OPTIONS = {
     "num_shards": 2,
-    "when_busy": "wait",
     "optimizer": "sgd",
-    "schedule": cpr_ext.EverySteps(1),
+    "schedule": cpr_ext.EverySteps(1, when_busy="wait"),
     "priority": cpr_ext.AllRows(),
-    "retention": cpr_ext.Retention(full_recovery_points=3),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(3)),
 }
 
 
@@ -78,16 +77,24 @@ def test_any_source_is_asked_in_one_order(tmp_path, on_damage, calls):
     fresh.checkpointer._release()
 
 
-def test_lost_shards_need_neither_the_dense_part_nor_other_shards_to_be_sound(tmp_path):
-    run = trained(tmp_path)
+def test_lost_rows_need_neither_the_dense_part_nor_chunks_of_other_rows_to_be_sound(tmp_path):
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    run = Trained(tmp_path, {"a": (20_000, 8)}, num_shards=2, staging=staging)
+    run.train(1)
+    run.checkpointer.wait()
+    (record,) = run.store.manifest.rows
+    flip(run.store.path_of(record), record.file_bytes // 3)  # of row 13,000 or so
+    dense = run.store.manifest.dense[-1]
+    flip(run.store.path_of(dense), dense.header_bytes + 1)
     recoverer = run.checkpointer._recovery._recoverer
-    for records in (run.store.manifest.dense, run.store.manifest.shards[1]):
-        record = records[-1]
-        flip(run.store.path_of(record), record.header_bytes + 1)
-    OwnStore(run.store, recoverer._live, [0]).refuse_damage()
-    for lost in ([1], None):
-        with pytest.raises(DamageError, match="-00001-"):
+    OwnStore(run.store, recoverer._live, [{"tables.a": (0, 10_000)}]).refuse_damage()
+    first, second = {"tables.a": (0, 9)}, {"tables.a": (10_000, 20_000)}
+    for lost in ([second], [first, second]):
+        with pytest.raises(DamageError, match="-base"):
             OwnStore(run.store, recoverer._live, lost).refuse_damage()
+    report = run.checkpointer.recover(shards=[0])
+    assert (report.rows_restored, report.damaged_segments) == (10_000, [])
+    assert report.bytes_read < 0.6 * record.file_bytes
     run.checkpointer._release()
 
 

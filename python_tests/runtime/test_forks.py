@@ -15,15 +15,15 @@ from cpr_ext.storage.store import Store
 
 torch.set_num_threads(1)
 store = sys.argv[1]
-model = torch.nn.EmbeddingBag(200_000, 16, sparse=True)
+model = torch.nn.EmbeddingBag(300_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 ckpt = cpr_ext.Checkpointer(
-    model, optimizer, store, schedule=cpr_ext.EverySteps(1), overlap="always"
+    model, optimizer, store, schedule=cpr_ext.EverySteps(1)
 )
 
 def train(steps, forward_only=False):
     for _ in range(steps):
-        model(torch.randint(0, 200_000, (64, 4))).sum().backward()
+        model(torch.randint(0, 300_000, (64, 4))).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         if not forward_only:
@@ -87,7 +87,7 @@ ckpt.close()
 OPEN = """
 import sys, torch, cpr_ext
 from cpr_ext.errors import StoreError
-model = torch.nn.EmbeddingBag(200_000, 16, sparse=True)
+model = torch.nn.EmbeddingBag(300_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 try:
     ckpt = cpr_ext.Checkpointer(model, optimizer, sys.argv[1])

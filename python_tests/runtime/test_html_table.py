@@ -23,7 +23,7 @@ def test_names_and_values_are_shown_as_they_are():
 
 
 def test_a_notebook_shows_a_report_and_a_checkpointer(tmp_path):
-    run = Trained(tmp_path, extra_state=lambda: "a secret")
+    run = Trained(tmp_path, state={"mine": lambda: "a secret"})
     _, empty = shown(run.checkpointer.recover()._repr_html_())
     assert empty["source"] == "none: the store was empty"
     run.train(3)

@@ -15,7 +15,7 @@ from cpr_ext.errors import SnapshotFailedWarning, StoreError
 from cpr_ext.saving.background_capture import CaptureThread
 from cpr_ext.storage.commit_thread import CommitThread
 from python_tests import preloaded
-from python_tests.helpers import Trained, build, run_python
+from python_tests.helpers import Trained, build, open_checkpointer, run_python
 
 
 def run_to_end(code, *arguments):
@@ -29,17 +29,16 @@ import sys, tempfile
 import torch
 from torch import nn
 import cpr_ext
+from cpr_ext.saving import background_capture
 
 torch.set_num_threads(1)
 model = nn.EmbeddingBag(300_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-options = {
-    "capture": {"overlap": "always"},
-    "commit": {"overlap": "never"},
-}[sys.argv[1]]
+if sys.argv[1] == "commit":
+    background_capture.OVERLAP_BYTES = sys.maxsize
 checkpointer = cpr_ext.Checkpointer(
-    model, optimizer, sys.argv[2], schedule=cpr_ext.EverySteps(1), when_busy="wait",
-    priority=cpr_ext.AllRows(), **options,
+    model, optimizer, sys.argv[2], schedule=cpr_ext.EverySteps(1, when_busy="wait"),
+    priority=cpr_ext.AllRows(),
 )
 for _ in range(4):
     model(torch.randint(0, 300_000, (64, 4))).sum().backward()
@@ -100,13 +99,15 @@ TWICE = """
 import os, signal, sys
 import torch
 import cpr_ext
+from cpr_ext.saving import background_capture
 
+if sys.argv[2] == "never":
+    background_capture.OVERLAP_BYTES = sys.maxsize
 torch.set_num_threads(1)
 model = torch.nn.EmbeddingBag(400_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 with cpr_ext.Checkpointer(
     model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1), priority=cpr_ext.AllRows(),
-    overlap=sys.argv[2],
 ) as ckpt:
     ckpt.save("base").wait_until_done()
     for step in range(1000):
@@ -222,10 +223,10 @@ def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
     model, optimizers = build({"a": (50, 4)})
     options = {"overlap": "always"}
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
+        open_checkpointer(model, optimizers, tmp_path / "store", **options)
     monkeypatch.undo()
     assert not model.tables["a"]._forward_pre_hooks
-    cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options).close()
+    open_checkpointer(model, optimizers, tmp_path / "store", **options).close()
 
 
 def threads_of_library():

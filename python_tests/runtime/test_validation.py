@@ -67,13 +67,6 @@ def test_an_object_of_another_class_is_refused_with_an_example():
         validation.require_kind("n", "x", int, "3")
 
 
-def test_what_cannot_be_called_is_refused():
-    validation.require_callable_or_none("state", None)
-    validation.require_callable_or_none("state", dict)
-    with pytest.raises(UsageError, match="state is a dict; needed: a function"):
-        validation.require_callable_or_none("state", {})
-
-
 def test_one_optimizer_or_several_are_a_list():
     one, two = make_optimizer(), make_optimizer()
     assert validation.as_optimizers(one) == [one]

@@ -11,7 +11,7 @@ from python_tests.helpers import (
     assert_same,
     copy_rows,
     read_chunks,
-    shard_records,
+    row_records,
 )
 
 TABLES = {"a": (20_000, 8), "b": (700, 4)}
@@ -27,7 +27,7 @@ OPTIONS = {
 def captured_rows(checkpointer):
     """The rows of all live segments: {table: {row id: (step, {array: row})}}."""
     rows = {}
-    for _, _, path in shard_records(checkpointer.store):
+    for _, path in row_records(checkpointer.store):
         for chunk in read_chunks(path):
             for position, row_id in enumerate(chunk.row_ids.tolist()):
                 values = {name: array[position] for name, array in chunk.arrays.items()}
@@ -82,7 +82,7 @@ def assert_of_one_step(store, dense, rows_of_step):
     """Each row of a snapshot, named by its dense part, is as it was at one step."""
     assert dense.first_step == dense.last_step
     checked = 0
-    for _, record, path in shard_records(store):
+    for record, path in row_records(store):
         if record.snapshot == dense.snapshot:
             for chunk in read_chunks(path):
                 assert chunk.step == dense.last_step

@@ -24,7 +24,6 @@ def slow_run(tmp_path):
     run = Steps(
         tmp_path / "store",
         tables=LARGE,
-        overlap="never",
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
     )
     run.train(1)

@@ -21,12 +21,12 @@ from python_tests.emulated_cases import Run, emulator
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
 
 
-def start(directory, **options):
+def start(directory, when_busy="delay", **options):
     """A run whose base snapshot is saved; its next ones need several slots."""
     staging = cpr_ext.StagingOptions(**SMALL, **options.pop("staging", {}))
     run = Run(
         directory,
-        schedule=cpr_ext.EverySteps(1000),
+        schedule=cpr_ext.EverySteps(1000, when_busy=when_busy),
         priority=cpr_ext.MostFrequentlyUsed(0.6),
         staging=staging,
         **options,
@@ -125,7 +125,7 @@ def test_training_waits_for_the_device_a_few_times_however_many_rows_are_chosen(
             time.sleep(0.001)  # so does a step, in which the ids arrive
             train(100)
         calls = emulator.own_calls()
-        assert [each.num_rows for each in snapshot.rows._shards[0].selections] == [7200] * 8
+        assert [each.num_rows for each in snapshot.rows._selections] == [7200] * 8
         held.set()
         checkpointer.wait()
         assert snapshot.state == "committed"
@@ -143,7 +143,7 @@ def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path,
     snapshot, _ = begin(run)
     assert is_copied(run)
     assert len(copied) == 1
-    (selection,) = snapshot.rows._shards[0].selections
+    (selection,) = snapshot.rows._selections
     assert selection.chosen is not None
     run.checkpointer.wait()
     run.step()
@@ -157,9 +157,8 @@ def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path)
     run.checkpointer.close()
     run = Run(
         tmp_path / "t",
-        schedule=cpr_ext.EverySteps(1000),
+        schedule=cpr_ext.EverySteps(1000, when_busy="wait"),
         priority=cpr_ext.AllRows(),
-        when_busy="wait",
         staging=cpr_ext.StagingOptions(**SMALL),
     )
     run.save_base()
@@ -190,7 +189,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
         checkpointer.step()
 
     with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL), overlap="never"
+        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL)
     ) as checkpointer:
         checkpointer.schedule = cpr_ext.EverySteps(1000)
         train(checkpointer)
@@ -203,7 +202,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
         snapshot = checkpointer._saver.in_flight
         while snapshot.first_step < 0:
             train(checkpointer)
-        selections = [each for part in snapshot.rows._shards for each in part.selections]
+        selections = snapshot.rows._selections
         assert [each.row_ids is None for each in selections] == [False, True]
         expected = [table.weight.detach().clone() for table in tables]
         for _ in range(5):
@@ -228,7 +227,7 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, w
     if why == "no memory":
         monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
-    run = start(tmp_path / "s", when_busy=when_busy, staging=staging)
+    run = start(tmp_path / "s", when_busy, staging=staging)
     snapshot, _ = begin(run)
     instead = {"delay": Sweep, "wait": OneStep}[when_busy]
     assert type(run.checkpointer._saver._way) is instead

@@ -7,13 +7,13 @@ from cpr_ext.errors import (
     SnapshotError,
     SnapshotFailedWarning,
 )
-from python_tests.helpers import Trained, assert_same, copy_rows, shard_records
+from python_tests.helpers import Trained, assert_same, copy_rows, row_records
 
 NUM_SHARDS = 2
 OPTIONS = {
     "num_shards": NUM_SHARDS,
     "schedule": cpr_ext.EverySteps(1000),
-    "rebase_after": None,
+    "store": cpr_ext.StoreOptions(None),
 }
 
 
@@ -54,7 +54,7 @@ def fail_and_go_on(run, break_it, mend_it, cause, match, *, changes=()):
         rows, counts = before[name]
         counts = None if counts is None else [count + 1 for count in counts]
         before[name] = (list(range(num_rows)), counts)
-    segments = [record for _, record, _ in shard_records(run.store)]
+    segments = [record for record, _ in row_records(run.store)]
     break_it()
     assert run.checkpointer.save("partial").number == 3
     with pytest.raises(SnapshotError, match="snapshot 3 failed") as failure:
@@ -72,7 +72,7 @@ def fail_and_go_on(run, break_it, mend_it, cause, match, *, changes=()):
         run.checkpointer.step()
     assert run.checkpointer.metrics.failed_snapshots == 2
     assert tracker_state(run.checkpointer) == before
-    assert [record for _, record, _ in shard_records(run.store)] == segments
+    assert [record for record, _ in row_records(run.store)] == segments
 
     mend_it()
     run.train(1)

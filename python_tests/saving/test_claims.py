@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import SnapshotError, StoreError, UntrackedChangeWarning, UsageError
 from cpr_ext.saving import claims
 from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.capture_ways import OneStep
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.tools.maintenance.inspection import inspect
-from python_tests.helpers import die, flip
+from python_tests.helpers import die, flip, open_checkpointer
 from python_tests.tracking.watched import NEVER, Watched, backward_of
 
 N = 2000
@@ -47,7 +48,7 @@ def write_past_pytorch(run, table, row):
 
 @pytest.fixture
 def run(tmp_path):
-    run = Watched(tmp_path / "store", *make(), retention=cpr_ext.Retention(full_recovery_points=9))
+    run = Watched(tmp_path / "store", *make(), store=StoreOptions(retention=Retention(9)))
     train(run)
     yield run
     run.ckpt.close()
@@ -106,9 +107,9 @@ def test_a_point_that_comes_during_a_check_is_not_checked(run, caplog):
 @pytest.mark.usefixtures("slow_checks")
 def test_where_training_waits_for_points_each_is_checked(tmp_path):
     """The workers of a job go back to a point that all have: none may leave other ones out."""
-    options = {"schedule": cpr_ext.EverySteps(1), "when_busy": "wait"}
-    keep = cpr_ext.Retention(full_recovery_points=9)
-    run = Watched(tmp_path / "store", *make(), retention=keep, **options)
+    options = {"schedule": cpr_ext.EverySteps(1, when_busy="wait")}
+    keep = Retention(full_recovery_points=9)
+    run = Watched(tmp_path / "store", *make(), store=StoreOptions(retention=keep), **options)
     for row in range(5):
         train(run, row)
     run.ckpt.wait()
@@ -204,10 +205,10 @@ def test_restored_rows_are_known(tmp_path):
 
 def test_a_recovery_past_damage_is_not_complete(run):
     run.save()
-    (path,) = (run.directory / "segments").glob("*-00000-partial*")
+    (path,) = (run.directory / "segments").glob("*-partial*")
     flip(path, path.stat().st_size - 100)
     die(run.ckpt)
-    with cpr_ext.Checkpointer(*make(), run.directory, save_at_close=False, **NEVER) as fresh:
+    with open_checkpointer(*make(), run.directory, save_at_close=False, **NEVER) as fresh:
         report = fresh.recover()
     assert report.damaged_segments
     assert not report.is_complete
@@ -216,7 +217,7 @@ def test_a_recovery_past_damage_is_not_complete(run):
 def test_the_first_snapshot_is_read_back_and_damage_is_said(tmp_path):
     run = Watched(tmp_path / "store", *make())
     outcomes = run.ckpt._saver.outcomes
-    (path,) = (run.directory / "segments").glob("00000001-00000-base*")
+    (path,) = (run.directory / "segments").glob("00000001-base*")
     outcomes.read_back = None
     flip(path, path.stat().st_size - 100)
     train(run)
@@ -272,7 +273,7 @@ def test_rows_that_an_optimizer_begins_to_move_are_captured_before(overlapping):
     die(run.ckpt)
     fresh = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
     optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
-    with cpr_ext.Checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
+    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
         ckpt.recover()
         assert torch.equal(fresh["t0"].weight, rows)
 
@@ -292,7 +293,7 @@ def test_rows_that_moved_without_a_gradient_before_a_point_are_in_it(overlapping
     die(run.ckpt)
     fresh = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
     optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
-    with cpr_ext.Checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
+    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
         ckpt.recover()
         assert torch.equal(fresh["t0"].weight, rows)
 

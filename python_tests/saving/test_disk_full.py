@@ -111,7 +111,7 @@ def test_the_failure_is_told_at_the_next_step(small_disk):
 def with_history(directory, **options):
     """A run with full-recovery points on three bases."""
     retention = Retention(full_recovery_points=5, **options)
-    trained = run(directory, retention=retention)
+    trained = run(directory, store=cpr_ext.StoreOptions(retention=retention))
     trained.train(1)
     trained.checkpointer.wait()
     for _ in range(2):
@@ -124,11 +124,11 @@ def with_history(directory, **options):
 @pytest.mark.parametrize("allowed", [False, True])
 def test_history_gives_way_to_the_next_snapshot_if_that_is_allowed(small_disk, allowed):
     trained = with_history(small_disk / "store", release_when_full=allowed)
-    assert sum(r.kind == "base" for r in trained.store.manifest.shards[0]) == 3
+    assert sum(r.kind == "base" for r in trained.store.manifest.rows) == 3
     fill(small_disk, 100_000)  # the next base has no room, unless two old ones go
     assert not save(trained, "base")
     assert save(trained, "base") is allowed
-    bases = [r for r in trained.store.manifest.shards[0] if r.kind == "base"]
+    bases = [r for r in trained.store.manifest.rows if r.kind == "base"]
     assert len(bases) == (2 if allowed else 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -82,7 +82,8 @@ def test_a_nan_in_the_dense_part_is_named(run):
 
 
 def test_nan_is_saved_when_asked_for(tmp_path):
-    run = Trained(tmp_path, optimizer="sgd", on_nan="save", **OPTIONS)
+    options = {**OPTIONS, "store": cpr_ext.StoreOptions(None, on_nan="save")}
+    run = Trained(tmp_path, optimizer="sgd", **options)
     run.train(1)
     with torch.no_grad():
         run.model.tables["big"].weight[5] = float("nan")
@@ -97,32 +98,32 @@ def test_nan_is_saved_when_asked_for(tmp_path):
     fresh.checkpointer.close()
 
 
-def test_extra_state_that_cannot_be_saved_fails_the_snapshot_not_the_training(run):
+def test_a_value_that_cannot_be_saved_fails_the_snapshot_not_the_training(run):
     states = {"bad": object()}
 
     def mend():
         states.clear()
 
-    run.checkpointer._parts.dense.extra_state = lambda: dict(states)
+    run.checkpointer._parts.dense.values = lambda: dict(states)
     states.clear()
     fail_and_go_on(
         run,
         lambda: states.update(bad=object()),
         mend,
         UsageError,
-        "dense.extra.extra_state.bad is a object",
+        "dense.extra.values.bad is a object",
     )
 
 
-def test_an_error_in_the_callers_extra_state_fails_the_snapshot_not_the_training(run):
+def test_an_error_in_the_callers_value_fails_the_snapshot_not_the_training(run):
     broken = []
 
     def extra():
         if broken:
             raise ZeroDivisionError("in the caller's code")
-        return 1
+        return {}
 
-    run.checkpointer._parts.dense.extra_state = extra
+    run.checkpointer._parts.dense.values = extra
     fail_and_go_on(
         run, lambda: broken.append(1), broken.clear, ZeroDivisionError, "in the caller's code"
     )
@@ -309,8 +310,7 @@ before = run.state()
 run.train(1)
 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 names = sorted(path.name for path in run.store.directory.rglob("*.safetensors"))
-of_shards = [f"00000001-{shard:05d}-base.safetensors" for shard in range(2)]
-assert names == [*of_shards, "00000001-dense.safetensors"], names
+assert names == ["00000001-base.safetensors", "00000001-dense.safetensors"], names
 run.checkpointer.save("base")
 assert run.checkpointer.wait()
 rows = run.rows()

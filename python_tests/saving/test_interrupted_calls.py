@@ -30,11 +30,11 @@ def test_a_handler_may_save_wherever_the_library_calls_the_users_code(tmp_path):
         if len(snapshots) < 200:
             snapshots.append(run.checkpointer.save())
 
-    def extra_state():
+    def value():
         save()
         return {"epoch": 3}
 
-    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2), extra_state=extra_state)
+    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2), state={"mine": value})
     for optimizer in run.optimizers:
         optimizer.register_step_pre_hook(save)
         optimizer.register_step_post_hook(save)
@@ -87,14 +87,14 @@ def test_a_signal_at_any_moment_leaves_a_complete_and_exact_snapshot(tmp_path, o
 def test_calls_other_than_save_are_refused_within_another_call(tmp_path):
     refused = []
 
-    def extra_state():
+    def value():
         for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
             with pytest.raises(UsageError, match=r"from a signal's handler|in the middle of"):
                 call()
             refused.append(call)
         return None
 
-    run = Steps(tmp_path, extra_state=extra_state)
+    run = Steps(tmp_path, state={"mine": value})
     run.train(1)
     run.checkpointer.wait()
     run.checkpointer.close()
@@ -154,7 +154,6 @@ def test_wait_keeps_its_time(tmp_path, monkeypatch):
     run = Steps(
         tmp_path,
         tables={"a": (200_000, 8)},
-        overlap="never",
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
     )
     run.train(1)
@@ -201,7 +200,7 @@ def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
         submit(committer, change)
 
     monkeypatch.setattr(CommitThread, "submit", interrupted)
-    run = Steps(tmp_path, overlap="never", schedule=cpr_ext.EverySteps(2), when_busy="wait")
+    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"))
     num_interrupts = 0
     for _ in range(8):
         try:
@@ -247,8 +246,7 @@ def test_ctrl_c_at_any_line_of_a_step_that_is_repeated_loses_nothing(tmp_path, o
             run.checkpointer.step(10)
         run.train(3)
         state = run.state()
-        run.checkpointer._saving._save_at_close = True
-        run.checkpointer.close()
+        run.checkpointer.close(save=True)
         run.assert_recovers(state, step=6)
         return call.num_lines
 

@@ -108,9 +108,7 @@ def test_close_in_the_middle_of_a_step_gives_a_snapshot_up_that_needs_the_next_s
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
 def test_the_end_of_a_with_block_in_the_middle_of_a_step_never_claims_that_step(tmp_path):
-    run = Steps(
-        tmp_path, tables=LARGE, overlap="never", staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
-    )
+    run = Steps(tmp_path, tables=LARGE, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10))
 
     def loop():
         with run.checkpointer:

@@ -67,7 +67,7 @@ def small():
         ),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables={"a": "0.weight"}), "is a str"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables=[m[0]]), "EmbeddingBag"),
-        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, extra_state={}), "extra_state is a dict"),
+        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, state=[o]), "state is a list; needed"),
     ],
 )
 def test_a_typical_mistake_is_named_with_its_remedy(tmp_path, mistake, message):
@@ -124,9 +124,9 @@ def test_sparse_gradients_of_a_parameter_that_is_no_table_are_warned_of_once(tmp
 def test_a_scheduler_whose_position_is_not_saved_is_warned_of_once(tmp_path, saves_it):
     model, optimizer = small()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    extra_state = (lambda: {"scheduler": scheduler.state_dict()}) if saves_it else None
+    state = {"mine": scheduler.state_dict} if saves_it else None
     with (
-        cpr_ext.Checkpointer(model, optimizer, tmp_path, extra_state=extra_state) as checkpointer,
+        cpr_ext.Checkpointer(model, optimizer, tmp_path, state=state) as checkpointer,
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -135,4 +135,4 @@ def test_a_scheduler_whose_position_is_not_saved_is_warned_of_once(tmp_path, sav
     found = own_warnings(caught)
     assert len(found) == (not saves_it)
     assert saves_it or "a learning-rate scheduler drives SGD" in found[0]
-    assert saves_it or "stateful=[scheduler]" in found[0]
+    assert saves_it or 'state={"scheduler": scheduler}' in found[0]

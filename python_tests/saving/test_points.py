@@ -12,7 +12,7 @@ from python_tests.saving.captured import TABLES
 OPTIONS = {
     "overlap": "always",
     "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    "retention": cpr_ext.Retention(full_recovery_points=20),
+    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(20)),
 }
 
 
@@ -45,7 +45,7 @@ def test_a_point_follows_a_base_that_was_captured_over_several_steps(tmp_path, p
             train(run)
             expected[run.checkpointer.step_count] = run.rows()
             assert run.checkpointer.step_count < 300
-    (base,) = (record for record in run.store.manifest.shards[0] if record.kind == "base")
+    (base,) = (record for record in run.store.manifest.rows if record.kind == "base")
     assert base.last_step - base.first_step > 2
     (point,) = complete_steps(run)
     assert point > base.last_step
@@ -80,8 +80,8 @@ def test_points_at_given_steps_are_of_these_steps_and_what_is_dirty_is_swept_ahe
     tmp_path, monkeypatch
 ):
     run = Trained(
-        tmp_path, TABLES, lookups=300, priority=cpr_ext.AllRows(), when_busy="wait",
-        schedule=cpr_ext.EverySteps(30), **OPTIONS,
+        tmp_path, TABLES, lookups=300, priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(30, when_busy="wait"), **OPTIONS,
     )  # fmt: skip
     monkeypatch.setattr(CaptureAmount, "steps", lambda *_: 12)
     expected = {}

@@ -13,6 +13,7 @@ from cpr_ext import (
     EverySteps,
     LargestChange,
     MostFrequentlyUsed,
+    StoreOptions,
     SubSampledUsed,
 )
 from cpr_ext._native import native
@@ -76,7 +77,7 @@ def saved_rows(store, priority, batches):
         return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
     model, optimizer = embeddings()
-    options = {"priority": priority, "schedule": EverySteps(10**9), "rebase_after": None}
+    options = {"priority": priority, "schedule": EverySteps(10**9), "store": StoreOptions(None)}
     with Checkpointer(model, optimizer, store, **options) as ckpt:
         ckpt.recover()
         ckpt.save("base").wait_until_done()

@@ -33,7 +33,6 @@ def write(directory, arrays, row_ids, precisions, *, slot_bytes=1 << 20):
         directory,
         snapshot=1,
         snapshot_id="f" * 32,
-        shard=0,
         kind="base" if row_ids is None else "partial",
         sources=[table.range(0, num_rows) if row_ids is None else table.rows(row_ids)],
         metadata={},

@@ -23,7 +23,7 @@ def test_a_committed_snapshot_names_its_step_and_its_bytes(run):
     assert (handle.state, handle.kind, handle.step, handle.error) == ("committed", "base", 3, None)
     assert handle.is_complete
     manifest = run.store.manifest
-    newest = [records[-1] for records in (*manifest.shards, manifest.dense)]
+    newest = [records[-1] for records in (manifest.rows, manifest.dense)]
     assert {record.snapshot for record in newest} == {handle.number}
     assert handle.file_bytes == sum(record.file_bytes for record in newest)
 

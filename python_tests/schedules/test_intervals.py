@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext import EverySeconds, EverySteps
+from cpr_ext import EverySeconds, EverySteps, StoreOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.schedules.intervals import Continuous, Progress
 from python_tests.helpers import Trained
@@ -49,7 +49,7 @@ def test_continuous_refuses_what_cannot_be(options):
 def test_snapshots_follow_each_other_and_keep_to_the_bandwidth(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    run = Trained(tmp_path, schedule=Continuous(1000.0, min_seconds=0.0), rebase_after=None)
+    run = Trained(tmp_path, schedule=Continuous(1000.0, min_seconds=0.0), store=StoreOptions(None))
     begun = []
     for _ in range(200):
         now[0] += 1.0

@@ -333,7 +333,7 @@ def test_states_belong_to_parameters_and_not_to_places_in_an_optimizer(tmp_path)
 def test_parameters_in_other_groups_of_an_optimizer_are_refused(tmp_path, groups):
     save_twins(tmp_path)
     with (
-        cpr_ext.Checkpointer(*make_twins(*groups), tmp_path, save_at_close=False) as ckpt,
+        cpr_ext.Checkpointer(*make_twins(*groups), tmp_path) as ckpt,
         pytest.raises(StoreError, match=r"a Adam has its parameters in groups \[\['"),
     ):
         ckpt.recover()

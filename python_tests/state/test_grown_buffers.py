@@ -25,7 +25,7 @@ def open_run(directory, module):
         model,
         optimizer,
         directory,
-        **{**NEVER, "priority": cpr_ext.AllRows(), "save_at_close": False},
+        **{**NEVER, "priority": cpr_ext.AllRows()},
     )
     return model, optimizer, ckpt
 

@@ -1,4 +1,4 @@
-"""Schedulers, scalers and other stateful objects: which are taken, and how their states return."""
+"""Objects of ``state=``: which are taken, and how their states return."""
 
 import random
 
@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.state.dense_state import capture_dense, own_part, restore_dense
-from cpr_ext.state.stateful import as_stateful
+from cpr_ext.state.stateful import Declared, PerRank, as_declared
 
 SCHEDULERS = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
@@ -39,16 +39,24 @@ class Counted:
         self.state = state
 
 
+SAME = Counted()
+
+
 def optimizer_of_one():
     return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
 
 
+def declared(objects):
+    return Declared({f"o{number}": each for number, each in enumerate(objects)})
+
+
 def captured(objects, optimizers=()):
-    return capture_dense(nn.Linear(2, 1), list(optimizers), [], None, objects)
+    return capture_dense(nn.Linear(2, 1), list(optimizers), [], None, declared(objects))
 
 
 def restored(part, objects, optimizers=(), **options):
-    restore_dense(part, nn.Linear(2, 1), list(optimizers), [], stateful=objects, **options)
+    given = declared(objects)
+    restore_dense(part, nn.Linear(2, 1), list(optimizers), [], declared=given, **options)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # no optimizer steps here
@@ -87,7 +95,8 @@ def test_a_scheduler_of_plateaus_remembers_the_best(tmp_path):
 def test_a_random_number_generator_of_ones_own_goes_on(make, draw):
     one, other = make(), make()
     draw(one)
-    restored(captured(as_stateful([one])), as_stateful(other))
+    objects = [as_declared({"it": each}).objects["it"] for each in (one, other)]
+    restored(captured(objects[:1]), objects[1:])
     assert draw(other) == draw(one)
 
 
@@ -105,22 +114,26 @@ def test_what_an_object_holds_is_its_own_copy():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([3], r"stateful\[0\] is a int without state_dict\(\)"),
-        ("ab", r"stateful\[0\] is a str without"),
-        ([Counted({"a": {1}})], r"stateful\[0\]\.a is a set; allowed: "),
-        ([SAME := Counted(), SAME], r"stateful\[1\] \(a Counted\) is given twice"),
-        ([SEED := torch.Generator(), SEED], r"stateful\[1\] \(a Generator\) is given twice"),
+        ([Counted()], "state is a list; needed: names, such as"),
+        ({3: Counted()}, "state= has the name 3"),
+        ({"": Counted()}, "state= has the name ''"),
+        ({"a": 3}, r"state\['a'\] is a int without state_dict\(\).*or a callable"),
+        ({"a": PerRank("b")}, r"state\['a'\] is a str without"),
+        ({"b": Counted({"a": {1}})}, r"state\['b'\]\.a is a set; allowed: "),
+        ({"a": SAME, "b": PerRank(SAME)}, r"state\['b'\] and state\['a'\] are the same Counted"),
+        ({"a": print, "b": print}, r"state\['b'\] and state\['a'\] are the same builtin"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(given, message):
     with pytest.raises(UsageError, match=message):
-        as_stateful(given)
+        as_declared(given)
 
 
-def test_none_one_and_several_are_taken():
+def test_objects_and_callables_are_told_apart():
     one = Counted()
-    assert as_stateful(None) == as_stateful([]) == []
-    assert as_stateful(one) == as_stateful((one,)) == [one]
+    assert as_declared(None) == as_declared({}) == Declared()
+    given = as_declared({"one": one, "two": PerRank(print)})
+    assert given == Declared({"one": one}, {"two": print}, frozenset({"two"}))
 
 
 def test_other_objects_are_refused_and_nothing_is_loaded():
@@ -128,29 +141,29 @@ def test_other_objects_are_refused_and_nothing_is_loaded():
     other = Counted({"mine": 1})
     part = captured([Counted(), scaler])
     for objects in ([other], [scaler, other], []):
-        with pytest.raises(StoreError, match=r"holds states of stateful=\['Counted', 'GradScaler'"):
+        with pytest.raises(StoreError, match=r"state of .*'o0': 'Counted', 'o1': 'GradScaler'"):
             restored(part, objects)
-    restored(part, [other], strict=False)
+    restored(part, [scaler, other], strict=False)
     assert other.state == {"mine": 1}
 
 
 def test_a_state_that_the_object_refuses_names_it():
     part = captured([torch.amp.GradScaler("cpu", enabled=False)])
-    with pytest.raises(StoreError, match=r"stateful\[0\] \(a GradScaler\) refused the state"):
+    with pytest.raises(StoreError, match=r"state\['o0'\] \(a GradScaler\) refused the state"):
         restored(part, [torch.amp.GradScaler("cpu")])
 
 
 def test_the_part_that_a_worker_has_of_its_own_has_no_states_of_objects():
     part = captured([Counted()])
     own = own_part(part, nn.Linear(2, 1), [], [])
-    assert "stateful" in part.skeleton
-    assert "stateful" not in own.skeleton
-    assert not any("stateful" in name for name in own.tensors)
+    assert "state" in part.skeleton
+    assert "state" not in own.skeleton
+    assert not any("dense.state" in name for name in own.tensors)
 
 
-@pytest.mark.parametrize("wrong", [{}, [3], [{"type": 3, "state": 1}], [{"type": "A"}]])
-def test_a_damaged_list_of_states_is_no_dense_part(wrong):
+@pytest.mark.parametrize("wrong", [[], {"a": 3}, {"a": {"type": 3, "state": 1}}])
+def test_a_damaged_mapping_of_states_is_no_dense_part(wrong):
     part = captured([Counted()])
-    part.skeleton["stateful"] = wrong
+    part.skeleton["state"] = wrong
     with pytest.raises(DamageError, match="not the dense part"):
         part.tree()

@@ -10,7 +10,7 @@ from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import Manifest, SegmentRecord, StoredModel
 
 
-def record(snapshot=1, kind="base", shard=0, **changes):
+def record(snapshot=1, kind="base", **changes):
     """What a manifest says of a segment; segments of one snapshot have one id."""
     values = {
         "id": f"{zlib.crc32(str(snapshot).encode()):032x}",
@@ -21,15 +21,13 @@ def record(snapshot=1, kind="base", shard=0, **changes):
         "header_bytes": 4096,
         "header_crc32c": 0,
     }
-    place = None if kind == "dense" else shard
-    return SegmentRecord(kind, place, snapshot, **{**values, **changes})
+    return SegmentRecord(kind, snapshot, **{**values, **changes})
 
 
-def manifest_of(dense=(), shards=((), ()), **tables):
+def manifest_of(dense=(), rows=(), **tables):
     """Return a manifest of these records; the tables are given by name: (rows, columns)."""
     live = [Table(name, torch.zeros(shape)) for name, shape in (tables or {"a": (10, 2)}).items()]
-    empty = Manifest.new(StoredModel.of(live, len(shards)))
-    return empty.next(tuple(dense), tuple(map(tuple, shards)))
+    return Manifest.new(StoredModel.of(live)).next(tuple(dense), tuple(rows))
 
 
 def signed(format_name, content, version=1):

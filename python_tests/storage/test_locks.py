@@ -49,7 +49,7 @@ class Writer:
     def _open(self, directory):
         current.writer = self
         try:
-            self.store = Store(directory, tables=self.tables(), num_shards=1)
+            self.store = Store(directory, tables=self.tables())
         except CprError as error:
             self.error = error
         finally:
@@ -113,9 +113,9 @@ def race(directory, first_calls, second_calls):
     assert re.search(
         r"is being written by (this same process \d|another process)", str(loser.error)
     ), at
-    winner.store.add(record(1, "dense"), {0: record(1)})  # acknowledged
+    winner.store.add(record(1, "dense"), record(1))  # acknowledged
     winner.store.close()
-    again = Store(directory, tables=winner.tables(), num_shards=1)
+    again = Store(directory, tables=winner.tables())
     assert again.last_snapshot == 1, at
     again.close()
     return first.num_calls, second.num_calls
@@ -173,15 +173,15 @@ def test_a_lock_that_is_a_link_changes_no_other_file(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("years of work")
     store = tmp_path / "store"
-    Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
+    Store(store, tables=[Table("a", torch.zeros(3, 2))]).close()
     lock = store / "LOCK"
     lock.unlink()
     lock.symlink_to(outside)
     with pytest.raises(DamageError, match="LOCK"):
-        Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
+        Store(store, tables=[Table("a", torch.zeros(3, 2))])
     lock.unlink()
     lock.hardlink_to(outside)
-    Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
+    Store(store, tables=[Table("a", torch.zeros(3, 2))]).close()
     assert outside.read_text() == "years of work"
     assert not lock.samefile(outside)
 
@@ -189,20 +189,20 @@ def test_a_lock_that_is_a_link_changes_no_other_file(tmp_path):
 def test_a_hard_linked_copy_and_its_original_are_opened_side_by_side(tmp_path):
     store, copy = tmp_path / "store", tmp_path / "copy"
     tables = [Table("a", torch.zeros(3, 2))]
-    Store(store, tables=tables, num_shards=1).close()
+    Store(store, tables=tables).close()
     shutil.copytree(store, copy, copy_function=os.link)
-    first = Store(store, tables=tables, num_shards=1)
-    second = Store(copy, tables=tables, num_shards=1)
-    first.add(record(1, "dense"), {0: record(1)})
+    first = Store(store, tables=tables)
+    second = Store(copy, tables=tables)
+    first.add(record(1, "dense"), record(1))
     assert second.is_empty
     second.close()
     first.close()
-    assert Store(copy, tables=tables, num_shards=1).is_empty
+    assert Store(copy, tables=tables).is_empty
 
 
 def test_nothing_is_committed_to_a_directory_that_became_a_link(tmp_path):
     """It would be acknowledged, and refused at the next start."""
-    store = Store(tmp_path / "store", tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
+    store = Store(tmp_path / "store", tables=[Table("a", torch.zeros(3, 2))])
     segments = tmp_path / "store" / "segments"
     segments.rename(tmp_path / "elsewhere")
     segments.symlink_to(tmp_path / "elsewhere")
@@ -218,7 +218,7 @@ def test_nothing_is_committed_to_a_directory_that_became_a_link(tmp_path):
 
 
 def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
-    store = Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))], num_shards=2)
+    store = Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))])
     close = os.close
 
     def close_and_fail(descriptor):  # as Linux does it: the descriptor is free
@@ -231,7 +231,7 @@ def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
     assert refusal.value.errno == errno.EIO
     monkeypatch.undo()
     store.close()
-    Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))], num_shards=2).close()
+    Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))]).close()
 
 
 def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path):

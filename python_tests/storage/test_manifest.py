@@ -21,17 +21,15 @@ VALUES = (
 
 @st.composite
 def manifests(draw):
-    """What a writer may commit: snapshots, each of all shards or of some."""
-    num_shards = draw(st.integers(1, 3))
-    dense, shards = [], [[] for _ in range(num_shards)]
+    """What a writer may commit: snapshots, some without rows."""
+    dense, rows = [], []
     for snapshot in range(1, draw(st.integers(0, 6)) + 1):
         kind = "base" if snapshot == 1 else draw(st.sampled_from(["base", "partial"]))
-        for number, shard in enumerate(shards):
-            if kind == "base" or draw(st.booleans()):
-                shard.append(record(snapshot, kind, number))
+        if kind == "base" or draw(st.booleans()):
+            rows.append(record(snapshot, kind))
         dense.append(record(snapshot, "dense", is_complete=draw(st.booleans())))
-    kept = plan_retention(dense, shards, Retention(draw(st.integers(0, 3))))
-    return manifest_of(kept.dense, kept.shards, a=(10, 2), b=(num_shards, 1))
+    kept = plan_retention(dense, rows, Retention(draw(st.integers(0, 3))))
+    return manifest_of(kept.dense, kept.rows, a=(10, 2), b=(3, 1))
 
 
 @given(manifests())
@@ -40,7 +38,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, manifest):
     place = tmp_path_factory.mktemp("store")
     write_manifest(place, manifest)
     assert read_manifest(place) == manifest
-    after = manifest.next(manifest.dense, manifest.shards)
+    after = manifest.next(manifest.dense, manifest.rows)
     write_manifest(place, after)
     assert (read_manifest(place), read_manifest(place, PREVIOUS_FILE)) == (after, manifest)
 
@@ -89,33 +87,28 @@ def test_any_value_in_any_place_is_read_or_is_damage_by_name(tmp_path_factory, m
     # What passes makes a store: each snapshot is there, from a base on.
     assert Manifest.from_text(read.text, "again") == read
     for point in read.dense:
-        for shard in range(read.model.num_shards):
-            rows = read.at(shard, point.snapshot)
-            assert not read.model.has_rows[shard] or rows[0].kind == "base"
-            assert all(row.shard == shard for row in rows)
+        assert not read.model.tables or read.at(point.snapshot)[0].kind == "base"
 
 
 WRONG = {
-    "a shard more": lambda m: m | {"shards": [*m["shards"], []]},
-    "no shards": lambda m: m | {"shards": []},
-    "shards swapped": lambda m: m | {"shards": m["shards"][::-1]},
+    "rows descend": lambda m: m | {"rows": m["rows"][::-1]},
     "snapshots descend": lambda m: m | {"dense": m["dense"][::-1]},
     "one twice": lambda m: m | {"dense": [*m["dense"], m["dense"][-1]]},
-    "rows among dense parts": lambda m: m | {"dense": [*m["dense"], m["shards"][0][0]]},
-    "dense part among rows": lambda m: m | {"shards": [m["dense"], m["shards"][1]]},
-    "no base": lambda m: m | {"shards": [m["shards"][0][1:], m["shards"][1]]},
-    "a shard without rows": lambda m: m | {"shards": [[], m["shards"][1]]},
+    "rows among dense parts": lambda m: m | {"dense": [*m["dense"], m["rows"][0]]},
+    "dense part among rows": lambda m: m | {"rows": m["dense"]},
+    "no base": lambda m: m | {"rows": m["rows"][1:]},
+    "no rows": lambda m: m | {"rows": []},
     "rows of no snapshot": lambda m: m | {"dense": m["dense"][:1]},
     "two snapshots of one number": lambda m: (
-        m | {"shards": [m["shards"][0], [m["shards"][1][0] | {"id": "f" * 32}]]}
+        m | {"rows": [m["rows"][0] | {"id": "f" * 32}, m["rows"][1]]}
     ),
 }
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
 def test_parts_that_do_not_fit_together_are_damage(change):
-    shards = [[record(1), record(2, "partial")], [record(1, shard=1)]]
-    manifest = manifest_of([record(1, "dense"), record(2, "dense")], shards)
+    rows = [record(1), record(2, "partial")]
+    manifest = manifest_of([record(1, "dense"), record(2, "dense")], rows)
     content = json.loads(manifest.text)
     assert Manifest.from_content(copy.deepcopy(content), "here") == manifest
     with pytest.raises(DamageError, match=r"here: .*`cpr repair`"):

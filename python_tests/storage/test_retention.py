@@ -16,16 +16,16 @@ def record(kind, snapshot, is_complete=False, file_bytes=100):
 
 @st.composite
 def histories(draw):
-    """Manifests as a run leaves them without retention: (dense, one shard)."""
+    """Manifests as a run leaves them without retention: (dense, rows)."""
     kinds = draw(st.lists(st.sampled_from(["base", "partial", "none"]), max_size=12))
-    shard = [record("base", 1, file_bytes=1000)]
+    rows = [record("base", 1, file_bytes=1000)]
     dense = [record("dense", 1, draw(st.booleans()))]
     for snapshot, kind in enumerate(kinds, 2):
-        if kind != "none":  # a partial snapshot may hold no row of a shard
+        if kind != "none":  # a partial snapshot may hold no row
             size = 1000 if kind == "base" else draw(st.integers(1, 500))
-            shard.append(record(kind, snapshot, file_bytes=size))
+            rows.append(record(kind, snapshot, file_bytes=size))
         dense.append(record("dense", snapshot, draw(st.booleans()), 10))
-    return dense, shard
+    return dense, rows
 
 
 def state_at(segments, snapshot):
@@ -40,19 +40,19 @@ def state_at(segments, snapshot):
 def test_what_is_kept_suffices_for_the_newest_snapshot_and_each_kept_point(
     history, points, max_bytes
 ):
-    dense, shard = history
-    kept = plan_retention(dense, [shard], Retention(points, max_bytes))
+    dense, rows = history
+    kept = plan_retention(dense, rows, Retention(points, max_bytes))
     assert kept.dense[-1] == dense[-1]
     complete = [r for r in dense if r.is_complete]
     for point in kept.dense:
-        assert state_at(kept.shards[0], point.snapshot) == state_at(shard, point.snapshot)
+        assert state_at(kept.rows, point.snapshot) == state_at(rows, point.snapshot)
     kept_complete = [r for r in kept.dense if r.is_complete]
     assert kept_complete == complete[len(complete) - len(kept_complete) :]
     if max_bytes is None:
         expected = complete[-points:] if points else [r for r in complete if r is dense[-1]]
         assert kept_complete == expected
     elif kept.file_bytes > max_bytes:
-        assert kept == plan_retention(dense, [shard], Retention(0))
+        assert kept == plan_retention(dense, rows, Retention(0))
 
 
 @pytest.mark.parametrize("options", [{"full_recovery_points": -1}, {"max_bytes": 0}])
@@ -85,7 +85,7 @@ def test_a_base_over_several_steps_does_not_take_the_last_full_recovery_point_aw
 @pytest.mark.parametrize("max_bytes", [None, 1, 10**9])
 def test_what_retention_asks_for_costs_no_time(max_bytes):
     dense = [record("dense", snapshot, True, 10) for snapshot in range(1, 201)]
-    shard = [record("base", snapshot) for snapshot in range(1, 201)]
+    rows = [record("base", snapshot) for snapshot in range(1, 201)]
     looked_at = []
 
     class Counted(list):
@@ -93,7 +93,7 @@ def test_what_retention_asks_for_costs_no_time(max_bytes):
             looked_at.append(len(self))
             return super().__iter__()
 
-    kept = plan_retention(dense, [Counted(shard)], Retention(500, max_bytes))
+    kept = plan_retention(dense, Counted(rows), Retention(500, max_bytes))
     assert len(kept.dense) == (1 if max_bytes == 1 else 200)
     assert sum(looked_at) < 200 * 20
 
@@ -101,9 +101,9 @@ def test_what_retention_asks_for_costs_no_time(max_bytes):
 @given(histories(), st.integers(0, 4), st.integers(1, 6000))
 @settings(max_examples=300, deadline=None)
 def test_as_many_points_are_kept_as_fit(history, points, max_bytes):
-    dense, shard = history
-    kept = plan_retention(dense, [shard], Retention(points, max_bytes))
+    dense, rows = history
+    kept = plan_retention(dense, rows, Retention(points, max_bytes))
     for more in range(points + 1):
-        plan = plan_retention(dense, [shard], Retention(more))
+        plan = plan_retention(dense, rows, Retention(more))
         if plan.file_bytes <= max_bytes:
             assert len(kept.dense) >= len(plan.dense)

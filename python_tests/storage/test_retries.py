@@ -20,7 +20,7 @@ OPTIONS = {
     "num_shards": 2,
     "schedule": cpr_ext.EverySteps(1000),
     "priority": cpr_ext.AllRows(),
-    "rebase_after": None,
+    "store": cpr_ext.StoreOptions(None),
     "staging": cpr_ext.StagingOptions(direct_io=False),
 }
 
@@ -33,7 +33,7 @@ def short_pauses(monkeypatch):
 @pytest.fixture
 def store(tmp_path):
     """Base of step 1, partial snapshots of steps 3 and 5, each a full-recovery point."""
-    run = open_run(tmp_path / "store", retention=cpr_ext.Retention(3))
+    run = open_run(tmp_path / "store", store=cpr_ext.StoreOptions(None, cpr_ext.Retention(3)))
     run.train(1)
     run.checkpointer.wait()
     for _ in range(2):
@@ -45,7 +45,7 @@ def store(tmp_path):
 
 
 def open_run(directory, seed=5, **options):
-    return Trained(directory, optimizer="sgd", seed=seed, **OPTIONS, **options)
+    return Trained(directory, optimizer="sgd", seed=seed, **{**OPTIONS, **options})
 
 
 def contents(store):
@@ -119,7 +119,7 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
     assert report.unreadable_paths == {path}
     assert contents(store) == before
     run.die()  # before anything newer was saved: all is still there
-    again = open_run(store, retention=cpr_ext.Retention(3))
+    again = open_run(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(3)))
     assert again.checkpointer.recover().step == 5
     with refused(monkeypatch, path, errno.EIO):
         assert again.checkpointer.recover(on_read_error="fall_back").step == 3

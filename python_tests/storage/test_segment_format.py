@@ -46,7 +46,6 @@ def write(directory, sources, *, slot_bytes=64 << 10, direct_io=True, step=7, ki
         snapshot=1,
         snapshot_id="f" * 32,
         kind=kind,
-        shard=None if kind == "dense" else 0,
         sources=sources,
         metadata={},
         options=WriteOptions(direct_io, refuse_nan=False),
@@ -170,7 +169,6 @@ def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
         snapshot=1,
         snapshot_id="f" * 32,
         kind="base",
-        shard=0,
         sources=[source("a", {"weight": weight}, begin=0)],
         metadata={},
         options=WriteOptions(),
@@ -215,7 +213,7 @@ def reread(path, record, **changes):
 
 
 @pytest.mark.parametrize(
-    "change", [{"id": "0" * 32}, {"snapshot": 2}, {"shard": 1}, {"kind": "partial"}], ids=str
+    "change", [{"id": "0" * 32}, {"snapshot": 2}, {"kind": "partial"}], ids=str
 )
 def test_a_segment_of_another_snapshot_or_place_is_damage(segment, change):
     """As of another copy of the store: also if its header had the same checksum."""

@@ -20,7 +20,7 @@ def test_the_picture_of_a_segment_is_that_of_one_written_now(tmp_path):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=1.0)
     checkpointer = cpr_ext.Checkpointer(
         model, optimizer, tmp_path, num_shards=1, priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(10**9), rebase_after=None, save_at_close=False,
+        schedule=cpr_ext.EverySteps(10**9), store=cpr_ext.StoreOptions(None),
     )  # fmt: skip
     checkpointer.recover()
     for kind in ("base", "partial"):
@@ -31,7 +31,7 @@ def test_the_picture_of_a_segment_is_that_of_one_written_now(tmp_path):
         checkpointer.save(kind)
         checkpointer.wait()
     checkpointer.close()
-    drawn = picture(max(tmp_path.glob("segments/*-00000-partial.safetensors")).read_bytes())
+    drawn = picture(max(tmp_path.glob("segments/*-partial.safetensors")).read_bytes())
     assert drawn in PAGE.read_text(), f"put this into {PAGE.name}:\n{drawn}"
 
 

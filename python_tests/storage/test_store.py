@@ -19,20 +19,20 @@ def tables(**shapes):
     return [Table(name, torch.zeros(shape)) for name, shape in shapes.items()]
 
 
-def open_store(directory, *, num_shards=2, **shapes):
-    return Store(directory, tables=tables(**(shapes or {"a": (10, 2)})), num_shards=num_shards)
+def open_store(directory, **shapes):
+    return Store(directory, tables=tables(**(shapes or {"a": (10, 2)})))
 
 
-def add(store, snapshot, kind="base", shards=(0, 1), is_complete=False):
-    """Commit a snapshot, of which no file is looked at."""
-    rows = {shard: record(snapshot, kind, shard) for shard in shards}
+def add(store, snapshot, kind="base", is_complete=False):
+    """Commit a snapshot, of which no file is looked at; ``kind`` None: it has no rows."""
+    rows = None if kind is None else record(snapshot, kind)
     store.add(record(snapshot, "dense", is_complete=is_complete), rows)
 
 
 def snapshots(store):
-    """The numbers of the snapshots that the manifest names: dense, then of each shard."""
+    """The numbers of the snapshots that the manifest names: dense parts, rows."""
     manifest = store.manifest
-    return tuple([r.snapshot for r in records] for records in (manifest.dense, *manifest.shards))
+    return tuple([r.snapshot for r in records] for records in (manifest.dense, manifest.rows))
 
 
 # --- whose directory it is ---
@@ -64,31 +64,27 @@ def test_an_interrupted_first_open_does_not_block_the_next(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "num_shards", "differences"),
+    ("shapes", "differences"),
     [
-        ({"a": (10, 2)}, 3, ["it has 2 shards, not 3"]),
-        ({"a": (11, 2)}, 2, ["table 'a' has num_embeddings 10, the model 11"]),
+        ({"a": (11, 2)}, ["table 'a' has num_embeddings 10, the model 11"]),
         (
             {"b": (10, 4)},
-            2,
             ["table 'a' is not in the model", "table 'b' is not in the store"],
         ),
         (
             {"a": (9, 3)},
-            1,
             [
-                "it has 2 shards, not 1",
                 "table 'a' has embedding_dim 2, the model 3",
                 "table 'a' has num_embeddings 10, the model 9",
             ],
         ),
     ],
 )
-def test_another_model_is_refused_with_every_difference(tmp_path, shapes, num_shards, differences):
+def test_another_model_is_refused_with_every_difference(tmp_path, shapes, differences):
     open_store(tmp_path).close()
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(StoreError, match="holds another model") as refusal:
-        open_store(tmp_path, num_shards=num_shards, **shapes)
+        open_store(tmp_path, **shapes)
     assert "; ".join(differences) in str(refusal.value)
     assert "Choose another directory" in str(refusal.value)
     assert sorted(tmp_path.rglob("*")) == before
@@ -99,7 +95,7 @@ def test_another_dtype_is_another_model(tmp_path):
     open_store(tmp_path).close()
     half = [Table("a", torch.zeros(10, 2, dtype=torch.float16))]
     with pytest.raises(StoreError, match="dtype F32, the model F16"):
-        Store(tmp_path, tables=half, num_shards=2)
+        Store(tmp_path, tables=half)
 
 
 def test_a_store_in_use_by_another_process_is_refused_with_its_pid(tmp_path):
@@ -110,7 +106,7 @@ def test_a_store_in_use_by_another_process_is_refused_with_its_pid(tmp_path):
         "from cpr_ext.storage.store import Store\n"
         "from cpr_ext.state.table import Table\n"
         "try:\n"
-        "    Store(sys.argv[1], tables=[Table('a', torch.zeros(10, 2))], num_shards=2)\n"
+        "    Store(sys.argv[1], tables=[Table('a', torch.zeros(10, 2))])\n"
         "except StoreError as error:\n"
         "    print(error)\n",
         tmp_path,
@@ -142,7 +138,7 @@ def test_a_left_over_file_that_cannot_be_removed_costs_a_warning(
     run.train(2)
     run.checkpointer.save("base")
     run.checkpointer.close()
-    stuck = ["00000003-00000-partial.safetensors", "00000007-00000-base.safetensors"]
+    stuck = ["00000003-partial.safetensors", "00000007-base.safetensors"]
     for name in stuck:
         (tmp_path / "segments" / name).write_text("half")
     unlink = Path.unlink
@@ -243,15 +239,15 @@ def test_retaining_and_rolling_back_keep_what_is_needed(tmp_path):
     add(store, 1)
     add(store, 2, is_complete=True)
     add(store, 3, "partial")
-    add(store, 4, "partial", shards=[0])
-    assert snapshots(store) == ([2, 4], [2, 3, 4], [2, 3])
+    add(store, 4, None)
+    assert snapshots(store) == ([2, 4], [2, 3])
     store.roll_back(3)
-    assert snapshots(store) == ([2], [2, 3], [2, 3])
-    add(store, 5, "partial", shards=[1])
-    assert snapshots(store) == ([2, 5], [2, 3], [2, 3, 5])
+    assert snapshots(store) == ([2], [2, 3])
+    add(store, 5, "partial")
+    assert snapshots(store) == ([2, 5], [2, 3, 5])
     store.release_history()
-    assert snapshots(store) == ([5], [2, 3], [2, 3, 5])
+    assert snapshots(store) == ([5], [2, 3, 5])
     store.roll_back(0)
     assert store.is_empty
-    assert snapshots(store) == ([], [], [])
+    assert snapshots(store) == ([], [])
     store.close()

@@ -129,11 +129,11 @@ def test_a_segment_given_up_does_not_take_a_file_of_the_same_name_with_it(tmp_pa
 
 def test_the_store_opens_where_the_path_leads_now_after_a_move(tmp_path):
     tables = [Table("a", torch.zeros(3, 2))]
-    old = Store(tmp_path / "store", tables=tables, num_shards=1)
+    old = Store(tmp_path / "store", tables=tables)
     old.directory.rename(tmp_path / "moved")
-    new = Store(tmp_path / "store", tables=tables, num_shards=1)  # not the same: no refusal
+    new = Store(tmp_path / "store", tables=tables)  # not the same: no refusal
     with pytest.raises(StoreError, match="is being written by this same process"):
-        Store(tmp_path / "moved", tables=tables, num_shards=1)
+        Store(tmp_path / "moved", tables=tables)
     new.close()
     old.close()
 

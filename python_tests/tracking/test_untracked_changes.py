@@ -92,7 +92,6 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
         model,
         optimizer,
         tmp_path,
-        overlap="never",
         **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     ) as ckpt:
         handle, snapshot = ckpt.step(), ckpt._saver.in_flight

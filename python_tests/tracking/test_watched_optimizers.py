@@ -34,7 +34,8 @@ def test_the_gradient_that_a_closure_makes_counts(tmp_path, kind, by_name):
 @pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
 def test_lbfgs_which_moves_all_rows_is_saved_whole(tmp_path):
     """It makes new tensors for its state at each step, which is no change by somebody else."""
-    run = plain(tmp_path, torch.optim.LBFGS, sparse=False, optimizer={"max_iter": 3})
+    options = {"optimizer": {"max_iter": 3}, "priority": cpr_ext.AllRows()}
+    run = plain(tmp_path, torch.optim.LBFGS, sparse=False, **options)
     (optimizer,) = run.optimizers
 
     def closure():
@@ -98,7 +99,6 @@ def test_after_an_optimizer_was_replaced_nothing_more_is_saved(tmp_path):
         model,
         first,
         tmp_path,
-        overlap="never",
         **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     )
     snapshot = ckpt.step()
@@ -162,7 +162,7 @@ def test_a_step_that_raises_half_way_leaves_nothing_unsaved(tmp_path):
                     raise ArithmeticError
             return super().step(closure)
 
-    run = plain(tmp_path, Halting)
+    run = plain(tmp_path, Halting, priority=cpr_ext.AllRows())
     (optimizer,) = run.optimizers
     Halting.fails = True
     backward(run, 3)

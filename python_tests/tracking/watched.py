@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from python_tests.helpers import die
+from python_tests.helpers import die, open_checkpointer
 
 N = 40
 NEVER = {"schedule": cpr_ext.EverySteps(10**6), "staging": cpr_ext.StagingOptions(num_threads=1)}
@@ -17,22 +17,20 @@ class Watched:
         self.model, self.directory = model, directory
         self.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         options = {
-            "priority": cpr_ext.AllRows(),
-            "count_row_updates": True,
+            "priority": cpr_ext.MostFrequentlyUsed(1.0),
             "save_at_close": False,
             **NEVER,
             **options,
         }
-        self.ckpt = cpr_ext.Checkpointer(model, self.optimizers, directory, **options)
+        self.ckpt = open_checkpointer(model, self.optimizers, directory, **options)
         self.ckpt.step()
         self.ckpt.wait()
 
     def counts(self, name=None):
         """{row: times} of a table, as counted since it was last saved."""
         name = name or self.ckpt.tables[0].name
-        tracker = self.ckpt._trackers[name]
-        counter = getattr(tracker, "counter", tracker)
-        return {row: int(n) for row, n in enumerate(counter.counts()) if n}
+        counts = self.ckpt._trackers[name].counts()
+        return {row: int(n) for row, n in enumerate(counts) if n}
 
     def dirty(self, name=None):
         name = name or self.ckpt.tables[0].name

@@ -237,7 +237,7 @@ class ParityMember:
     Attributes:
         groups: all parity groups of the job.
         nodes: of the ranks of its own.
-        extra_state: the caller's, of the state that was returned to or rebuilt last.
+        values: the caller's, of the state that was returned to or rebuilt last.
         has_spoiled_rows: it lost its rows, and a rebuild of them did not end.
 
     Raises:
@@ -262,7 +262,7 @@ class ParityMember:
         self._held = HeldParity(parity.every_steps)
         self._later: list[Piece] = []  # lost rows that are decoded during training
         self._serves = False  # lookups wait for missing rows while training
-        self.extra_state: Any = None
+        self.values: dict[str, Any] = {}
         self.has_spoiled_rows = False
 
     @property
@@ -350,7 +350,7 @@ class ParityMember:
             self._held.go_back(state)
             if not self._serves:  # else rebuilt rows are looked at, bit by bit, during training
                 self._own.find_wrong_rows()
-        self.extra_state = self._own.extra_state
+        self.values = self._own.values
         if state is not None:
             self._require_no_obstacle()
 
@@ -405,17 +405,17 @@ class ParityMember:
             note_decoded_first(self._own)
         self._hand_over_own_part(at, (at + 1) % len(self._group), step.state, whole, now)
 
-    def encode(self, step: Encode, state: int, extra_state: Any) -> None:
+    def encode(self, step: Encode, state: int, values: dict[str, Any] | None) -> None:
         """Encode the parity that the group lacks, now or during training, and send deltas.
 
         Args:
             state: of the rows and the dense part of all members.
-            extra_state: of the caller, who has not seen it yet.
+            values: of the caller, who has not seen them yet.
         """
         if step.begins:
             self._held.forget()
             self._obstacle = ""
-            self._own.begin(state, extra_state)
+            self._own.begin(state, values)
             self._progress.begin(self._bytes_to_encode(step.lacking))
         parity, codec = self._parity, self._codec
         rate = parity.rebuild_bytes_per_second if self._later else parity.encode_bytes_per_second
@@ -536,7 +536,7 @@ class ParityMember:
             self._own.restore(state, whole, part, [self._late.words_of(piece) for piece in there])
             self._obstacle = self._own.obstacle
             self._require_no_obstacle()
-            self.extra_state = self._own.extra_state
+            self.values = self._own.values
 
     def _require_no_obstacle(self) -> None:
         """Meet the others again, to say that parity must not be used."""

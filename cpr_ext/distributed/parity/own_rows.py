@@ -252,7 +252,7 @@ class OwnRows:
         wants_encoding: rows changed that no delta has. They count as they are, and parity does not
             have them yet.
         rest_seconds: between two times that such changes are accepted.
-        extra_state: of the state that was restored last.
+        values: of the state that was restored last.
         missing: rows that are not there yet.
         tables: those of the Checkpointer.
     """
@@ -271,7 +271,7 @@ class OwnRows:
         self.obstacle = ""
         self.wants_encoding = False
         self.rest_seconds = 0.0
-        self.extra_state: Any = None
+        self.values: dict[str, Any] = {}
         self._accepts_from = float("-inf")  # by the monotonic clock
         self._is_told = False  # peers have been told that there is an obstacle
         self._is_known = True  # the layout has the arrays that are trained
@@ -307,25 +307,25 @@ class OwnRows:
         """The words of each part."""
         return [end - begin for begin, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
-    def begin(self, state: int, extra_state: Any = None) -> None:
+    def begin(self, state: int, values: dict[str, Any] | None = None) -> None:
         """Set rows and dense state to be of ``state``, without a way back.
 
         Args:
-            extra_state: of the caller, who has not seen it yet.
+            values: of the caller, who has not seen them yet.
         """
         self._keys.take()
         self._on_devices.take_all()
         self._checksums.begin(state)
-        self._begin(state, extra_state)
+        self._begin(state, values)
 
-    def _begin(self, state: int, extra_state: Any) -> None:
+    def _begin(self, state: int, values: dict[str, Any] | None) -> None:
         self._changing.clear()
         self._torn.clear()
         self._forget_deltas()
         self.obstacle, self.wants_encoding, self._is_told = "", False, False
         self.log = protocol.begin(state, self._stride)
         self._completed = state
-        self._copies = {state: self._capture(extra_state)}
+        self._copies = {state: self._capture(values)}
 
     def _forget_deltas(self, before: float = float("inf")) -> None:
         for old in [old for old in self._deltas if old < before]:
@@ -469,7 +469,7 @@ class OwnRows:
         """Return to the newest step that is complete; it may be later than the newest delta.
 
         Returns:
-            Whether any is known: ``extra_state`` is of it then.
+            Whether any is known: ``values`` are of it then.
         """
         if self.log is None:
             return False
@@ -479,12 +479,12 @@ class OwnRows:
             torn.undo()
             self._on_devices.give_back()
 
-        self.extra_state = self._rewind(self._copies[self._completed], restore_rows)
+        self.values = self._rewind(self._copies[self._completed], restore_rows)
         return True
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state of the log, rows and dense state."""
-        self.extra_state = self._rewind(self._copies[state], partial(self._restore_rows, state))
+        self.values = self._rewind(self._copies[state], partial(self._restore_rows, state))
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
         self._checksums.go_back(state)
         self._completed = state
@@ -530,8 +530,8 @@ class OwnRows:
             self.find_wrongly_rebuilt(begin, end)
         if not self.obstacle:
             restore_rows = self._on_devices.give_back_all
-            self.extra_state = self._rewind(whole, restore_rows, unflatten(*own))
-            self._begin(state, self.extra_state)
+            self.values = self._rewind(whole, restore_rows, unflatten(*own))
+            self._begin(state, self.values)
 
     def read(self, state: int, part: int, begin: int, words: torch.Tensor) -> None:
         """Copy the words of a part from ``begin`` on, as many as there are; the rest stays.
@@ -583,15 +583,15 @@ class OwnRows:
             raise protocol.ProtocolError(f"rows changed twice after state {state}: {self.log}")
         return self._deltas[steps[0]]
 
-    def _capture(self, extra_state: Any = None) -> DensePart:
-        return self._checkpointer.rewinding.whole_part(extra_state)
+    def _capture(self, values: dict[str, Any] | None = None) -> DensePart:
+        return self._checkpointer.rewinding.whole_part(values)
 
     def _rewind(
         self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
     ) -> Any:
-        extra_state = self._checkpointer.rewinding.rewind(part, restore_rows, own)
+        values = self._checkpointer.rewinding.rewind(part, restore_rows, own)
         self._keys.give_back()
-        return extra_state
+        return values
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None

@@ -17,7 +17,7 @@ from cpr_ext.integrations.torchrec.dense_part import DenseModule
 from cpr_ext.integrations.torchrec.managed_collisions import ManagedTables
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from cpr_ext.integrations.torchrec.wrapped_optimizers import dense_optimizers
-from cpr_ext.state.stateful import as_list
+from cpr_ext.state.stateful import PerRank, joined_state
 from cpr_ext.state.table import find_tables
 
 _MOST_THREADS = 4
@@ -84,8 +84,9 @@ def make_checkpointer(
     if managed.progress and not kernels:
         tables = find_tables(get_unwrapped_module(model), dense)
     managed.give_keys(tables)
-    for name in ("stateful", "per_rank") if managed.progress else ():
-        options[name] = [*as_list(options.get(name)), *managed.progress]
+    if managed.progress:
+        more = {f"torchrec.{n}": PerRank(each) for n, each in enumerate(managed.progress)}
+        options["state"] = joined_state(options.get("state"), more)
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
     staging = options.pop("staging", None) or StagingOptions()
     if staging.num_threads is None:

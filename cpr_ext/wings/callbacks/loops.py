@@ -1,7 +1,7 @@
 """Libraries with a ``fit()`` of their own: a data loader that saves and resumes.
 
 >>> batches = ResumableLoader(train_loader)
->>> with cpr_ext.Checkpointer(model, trainer.optimizer, "store", stateful=[batches]) as ckpt:
+>>> with cpr_ext.Checkpointer(model, optimizer, "store", state={"batches": batches}) as ckpt:
 ...     ckpt.recover()
 ...     trainer.n_epoch -= batches.epoch
 ...     with batches.reporting_to(ckpt):
@@ -75,7 +75,7 @@ class ResumableLoader:
     def reporting_to(self, checkpointer: Checkpointer) -> Iterator[None]:
         """Call ``checkpointer.step()`` for each batch that the loop in the block trains on.
 
-        The Checkpointer has this object in ``stateful=``, and has recovered.
+        The Checkpointer has this object in ``state=``, and has recovered.
         """
         self._checkpointer = checkpointer
         try:

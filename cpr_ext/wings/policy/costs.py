@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy.checks import require_not_negative, require_positive, require_share
+
+
+def require_positive(values: Mapping[str, float]) -> None:
+    """Raise UsageError unless each value is a finite number above 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name} is {value}; it must be above 0")
+
+
+def require_not_negative(values: Mapping[str, float]) -> None:
+    """Raise UsageError unless each value is a finite number, at least 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{name} is {value}; it must not be negative")
+
+
+def require_share(name: str, value: float) -> None:
+    """Raise UsageError unless ``value`` is above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise UsageError(f"{name} is {value}; it is a share: above 0, at most 1")
 
 
 @dataclass(frozen=True)
@@ -82,14 +102,9 @@ class StateBytes:
         """Of one save of everything."""
         return self.prioritized_bytes + self.other_bytes
 
-    def share_saved(self, fraction: float, row_share: float = 1.0) -> float:
-        """Return the saved share of all bytes, for a share ``fraction`` of the large tables.
-
-        Args:
-            row_share: bytes of a row there, as a share of those in float32. The rest is exact.
-        """
-        saved = fraction * row_share * self.prioritized_bytes + self.other_bytes
-        return saved / self.total_bytes
+    def share_saved(self, fraction: float) -> float:
+        """Return the saved share of all bytes, for a share ``fraction`` of the large tables."""
+        return (fraction * self.prioritized_bytes + self.other_bytes) / self.total_bytes
 
 
 @dataclass(frozen=True)
@@ -103,18 +118,14 @@ class SavePattern:
         fraction: share of the large tables' rows in one save; 1: all rows every ``T_save``.
         cost_share: what one such save costs, as a share of saving everything; ``fraction`` unless
             there are bytes that are saved whole each time (:meth:`StateBytes.share_saved`).
-        row_share: bytes of a row in such a save, as a share of those in float32; below 1 if it
-            rounds rows (:func:`cpr_ext.wings.policy.precision.bytes_share`).
     """
 
     fraction: float = 1.0
     cost_share: float = 1.0
-    row_share: float = 1.0
 
     def __post_init__(self) -> None:
         require_share("fraction", self.fraction)
         require_share("cost_share", self.cost_share)
-        require_share("row_share", self.row_share)
 
     @property
     def saves_per_turn(self) -> int:

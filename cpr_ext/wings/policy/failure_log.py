@@ -1,19 +1,18 @@
-"""A log of jobs: how long each ran, and whether a failure ended it."""
+"""A log of jobs, and its mean time between failures, with a confidence interval."""
 
 from __future__ import annotations
 
 import csv
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.policy.failure_models import FloatArray
-from cpr_ext.wings.policy.scipy_stats import stats
 
 _YES = ("1", "true", "yes", "y")
 _NO = ("0", "false", "no", "n")
@@ -32,51 +31,55 @@ class FailureLog:
             so that its time to failure is only known to be longer (right-censored).
     """
 
-    hours: FloatArray
-    failed: np.ndarray
-
-    def __post_init__(self) -> None:
-        hours = np.asarray(self.hours, np.float64)
-        failed = np.asarray(self.failed, bool)
-        if hours.ndim != 1 or hours.shape != failed.shape or not hours.size:
-            raise UsageError(
-                f"a log of {hours.shape} hours and {failed.shape} ends; needed: one each per job, "
-                "at least one job"
-            )
-        if not (np.isfinite(hours) & (hours > 0)).all():
-            bad = hours[~(np.isfinite(hours) & (hours > 0))][0]
-            raise UsageError(f"a job of {bad} hours; hours must be above 0")
-        object.__setattr__(self, "hours", hours)
-        object.__setattr__(self, "failed", failed)
+    hours: NDArray[np.float64]
+    failed: NDArray[np.bool_]
 
     @property
     def num_failures(self) -> int:
         """Jobs that a failure ended."""
         return int(self.failed.sum())
 
-    @property
-    def num_censored(self) -> int:
-        """Jobs that ended otherwise."""
-        return len(self.hours) - self.num_failures
 
-    def mtbf_lower_bound_hours(self, confidence: float = 0.95) -> float:
-        """Return the lower bound of the MTBF with one-sided ``confidence``, at a constant hazard.
+@dataclass(frozen=True)
+class FailureFit:
+    """A fitted MTBF and how sure it is.
 
-        Without a failure in ``H`` hours ``H / -ln(1 - confidence)``: a third of them at 95 %.
-        """
-        if not self.num_failures:
-            return float(self.hours.sum()) / -math.log(1 - confidence)
-        quantile = stats().chi2.ppf(confidence, 2 * self.num_failures + 2)
-        return float(2 * self.hours.sum() / quantile)
+    Attributes:
+        mtbf_hours: mean time between failures, by maximum likelihood at a constant rate.
+        num_failures, num_censored: jobs that failed, jobs that ended otherwise.
+        low_hours, high_hours: its 95 % confidence interval, by chi-squared.
+    """
+
+    mtbf_hours: float
+    num_failures: int
+    num_censored: int
+    low_hours: float
+    high_hours: float
 
 
-def times_to_failure(hours: Sequence[float]) -> FailureLog:
-    """Return a log of jobs that all failed.
+def fit_failures(log: FailureLog) -> FailureFit:
+    """Fit failures at a constant rate.
 
     Raises:
-        UsageError: no time, or one that is not above 0.
+        DataError: the log holds no failure; the message gives the bound on the MTBF that it still
+            allows.
+        UsageError: scipy is missing.
     """
-    return FailureLog(np.asarray(hours, np.float64), np.ones(len(hours), bool))
+    failures, total_hours = log.num_failures, float(log.hours.sum())
+    if not failures:
+        raise DataError(
+            f"the log holds no failure in {total_hours:g} hours, so no MTBF can be fitted; it is "
+            f"above {total_hours / -math.log(0.05):.3g} hours with 95 % confidence: plan with that "
+            "as a cautious MTBF"
+        )
+    chi2 = _chi2()
+    return FailureFit(
+        total_hours / failures,
+        failures,
+        len(log.hours) - failures,
+        float(2 * total_hours / chi2.ppf(0.975, 2 * failures + 2)),
+        float(2 * total_hours / chi2.ppf(0.025, 2 * failures)),
+    )
 
 
 #: Characters; a longer one, as of a file without lines, is refused by csv.
@@ -151,3 +154,11 @@ def _truth(where: str, line: dict[str, str]) -> bool:
     if text not in (*_YES, *_NO):
         raise DataError(f"{where}: failed is '{text}'; it must be 1 or 0")
     return text in _YES
+
+
+def _chi2() -> Any:
+    try:
+        from scipy.stats import chi2
+    except ModuleNotFoundError as error:
+        raise UsageError("fitting needs scipy: pip install 'cpr_ext[cli]'") from error
+    return chi2

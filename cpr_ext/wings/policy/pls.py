@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy.checks import require_positive, require_share
-from cpr_ext.wings.policy.costs import JobSize
+from cpr_ext.wings.policy.costs import JobSize, require_positive, require_share
 
 
 def portion_of_lost_samples(samples_lost: int, total_samples: int, num_shards: int) -> float:
@@ -113,31 +112,6 @@ def exact_expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -
     require_positive({"mtbf_hours": mtbf_hours})
     since_save_hours = mean_hours_since_save(job.total_hours, interval_hours)
     return job.shards_per_failure * since_save_hours / (mtbf_hours * job.num_shards)
-
-
-def expected_share_lost_once(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
-    """Like :func:`exact_expected_pls`, but what is already lost is not lost again.
-
-    PLS counts from the last save, so a shard lost twice between two saves pays twice for the
-    samples before the first loss. Counted once, a shard loses in each interval the samples before
-    its last failure there. That is ``x - (1 - exp(-rate*x))/rate`` hours of ``x`` at ``rate``
-    failures of that shard per hour (derived). Never above 1.
-
-    Raises:
-        UsageError: a time is not above 0.
-    """
-    require_positive({"mtbf_hours": mtbf_hours})
-    rate = job.shards_per_failure / (mtbf_hours * job.num_shards)
-    saves = whole_saves(job.total_hours, interval_hours)
-    rest_hours = max(0.0, job.total_hours - saves * interval_hours)
-
-    def lost_hours(hours: float) -> float:
-        x = rate * hours
-        if x < 1e-4:  # the difference below would cancel
-            return hours * (x / 2 - x * x / 6)
-        return hours + math.expm1(-x) / rate
-
-    return (saves * lost_hours(interval_hours) + lost_hours(rest_hours)) / job.total_hours
 
 
 def interval_for_pls(job: JobSize, mtbf_hours: float, target_pls: float) -> float:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.policy.costs import JobCosts, JobSize
-from cpr_ext.wings.policy.failure_models import ExponentialFailures, FailureModel
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Preset:
 
     Attributes:
         name: what to ask for.
-        job, costs, failures, target_pls: its inputs.
+        job, costs, mtbf_hours, target_pls: its inputs.
         num_trainers: nodes that hold no embedding table; failures do not take them here.
         sources: where the inputs are from, one sentence each.
     """
@@ -23,7 +22,7 @@ class Preset:
     name: str
     job: JobSize
     costs: JobCosts
-    failures: FailureModel
+    mtbf_hours: float
     target_pls: float
     num_trainers: int
     sources: tuple[str, ...]
@@ -46,7 +45,7 @@ PRESETS: dict[str, Preset] = {
             name="abstract-56h",
             job=JobSize(total_hours=56, num_shards=8),
             costs=_COSTS,
-            failures=ExponentialFailures(mtbf_hours=28),
+            mtbf_hours=28.0,
             target_pls=0.1,
             num_trainers=0,
             sources=(
@@ -60,7 +59,7 @@ PRESETS: dict[str, Preset] = {
             name="production-50h",
             job=JobSize(total_hours=50, num_shards=18, shards_per_failure=4),
             costs=_COSTS,
-            failures=ExponentialFailures(mtbf_hours=10),
+            mtbf_hours=10.0,
             target_pls=0.1,
             num_trainers=20,
             sources=(

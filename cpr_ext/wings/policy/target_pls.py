@@ -7,24 +7,18 @@ import math
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
-from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
-from cpr_ext.wings.policy import (
-    ExponentialFailures,
-    FailureModel,
-    JobCosts,
-    JobSize,
-    ParityCosts,
-    Plan,
-    Planner,
-    StateBytes,
-    Strategy,
-)
+from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule, WhenBusy
+from cpr_ext.wings.policy.costs import JobCosts, JobSize, StateBytes, require_positive
+from cpr_ext.wings.policy.expectation import expected_partial_recovery
+from cpr_ext.wings.policy.parity import ParityCosts
+from cpr_ext.wings.policy.planner import Planner
+from cpr_ext.wings.policy.pls import interval_for_pls
+from cpr_ext.wings.policy.strategy import Plan, Strategy
 
 logger = logger_of("schedules")
 
 # A job of unknown length is planned as one of so many failures.
 _MANY_FAILURES = 100
-_HISTORIES = 500  # a plan is made between two training steps
 _CHANGE = 0.25  # by which a figure must have changed to plan again
 _DEARER = "TargetPLS(%g): keeping to the target costs as much as full recovery, or more. %s"
 _OWN_DEATH = (
@@ -48,8 +42,8 @@ class TargetPLS(Schedule):
 
     Args:
         target_pls: share of training whose effect on the tables failures may remove, in (0, 1].
-        mtbf_hours: mean time between failures of the whole job, at a constant rate; or
-        failures: a model of them, such as ``cpr_ext.wings.policy.fitting.fit_failures(log).model``.
+        mtbf_hours: mean time between failures of the whole job, at a constant rate; as
+            ``cpr_ext.wings.policy.fit_failures(log).mtbf_hours`` finds it.
         total_samples: samples of the whole job, or
         total_hours: its training time. One of them lets a short job save less often than the
             formula says; without, the job is taken as long. With ``total_samples`` the running PLS
@@ -59,35 +53,32 @@ class TargetPLS(Schedule):
         reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
         parity: what parity in peers' memory costs, if the workers hold it. Then snapshots serve
             only failures that parity does not make good, and are as rare as those allow.
-        spend_bytes: with rounded partial snapshots, save more often, until they write as many bytes
-            per hour as float32 rows would at the target. PLS is then expected below it.
 
     Attributes:
         interval_hours: between two snapshots; None until the checkpointer has begun.
         plan: the newest plan; None until saving has been measured.
 
     Raises:
-        UsageError: a value out of range, or not exactly one of ``mtbf_hours`` and ``failures``.
+        UsageError: a value out of range.
     """
 
     def __init__(
         self,
         target_pls: float,
         *,
-        mtbf_hours: float | None = None,
-        failures: FailureModel | None = None,
+        mtbf_hours: float,
         total_samples: int | None = None,
         total_hours: float | None = None,
         shards_per_failure: int = 1,
         reschedule_hours: float = 0.0,
         num_shards: int | None = None,
         parity: ParityCosts | None = None,
-        spend_bytes: bool = False,
+        when_busy: WhenBusy = "delay",
     ) -> None:
         if not 0 < as_number("target_pls", target_pls) <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
-        if (mtbf_hours is None) == (failures is None):
-            raise UsageError("TargetPLS needs mtbf_hours or failures, and not both")
+        as_number("mtbf_hours", mtbf_hours)
+        require_positive({"mtbf_hours": mtbf_hours})
         if total_samples is not None and total_hours is not None:
             raise UsageError("total_samples and total_hours both set the job's length; give one")
         for name, value in (("total_samples", total_samples), ("total_hours", total_hours)):
@@ -101,24 +92,23 @@ class TargetPLS(Schedule):
         if num_shards is not None and num_shards < 1:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1, or None")
         self.target_pls = target_pls
-        self.failures = failures or ExponentialFailures(mtbf_hours or 0.0)
+        self.mtbf_hours = mtbf_hours
         self.total_samples = total_samples
         self.total_hours = total_hours
         self.shards_per_failure = shards_per_failure
         self.reschedule_hours = reschedule_hours
         self.num_shards = num_shards
         self.parity = parity
-        self.spend_bytes = spend_bytes
+        self.when_busy = when_busy
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None
         self._fraction: float | None = None
         self._said: tuple[float, str] | None = None
         self._with_parity: Strategy | None = None
-        self._own: Strategy | None = None  # where the plan has another interval
 
     def __repr__(self) -> str:
-        return f"TargetPLS({self.target_pls}, failures={self.failures})"
+        return f"TargetPLS({self.target_pls}, mtbf_hours={self.mtbf_hours:g})"
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         interval_hours = self.interval_hours
@@ -142,28 +132,21 @@ class TargetPLS(Schedule):
             costs.load_hours or 0.0,
             costs.load_shard_hours or 0.0,
             (costs.prioritized_bytes or 0.0) + costs.other_bytes,
-            costs.row_share,
         )
         if self._planned_with is not None and all(map(_about_same, known, self._planned_with)):
             return
         self._planned_with, self._fraction = known, costs.fraction
         planner = self._planner(job, costs)
-        spent = planner.written_share(planner.pattern) if self.spend_bytes else 1.0
-        turn_hours = spent * planner.interval_for_pls(self.target_pls, planner.pattern)
-        self._with_parity = self._own = None
-        if costs.save_hours and (with_parity := planner.parity_strategies()) is not None:
-            turn_hours = spent * with_parity.interval_hours(self.target_pls)
-            self._with_parity = with_parity.saving_every(
-                "parity", "all", turn_hours, planner.pattern
-            )
+        turn_hours = interval_for_pls(job, self.mtbf_hours, self.target_pls)
+        pls = expected_partial_recovery(
+            planner.costs, job, self.mtbf_hours, turn_hours, pattern=planner.pattern
+        ).pls
+        self._with_parity = None
+        if costs.save_hours and self.parity is not None:
+            self._with_parity = planner.parity_alone(self.target_pls, planner.pattern)
+            turn_hours, pls = self._with_parity.interval_hours, self._with_parity.expected.pls
         self.interval_hours = planner.pattern.save_every_hours(turn_hours)
         self.plan = planner.plan(self.target_pls) if costs.save_hours else None
-        if self.plan is not None and spent != 1:
-            self._own = planner.partial_recovery("CPR-MFU", "mfu", turn_hours)
-        if self._with_parity is not None:
-            pls = self._with_parity.expected.pls
-        else:
-            pls = planner.expected_partial(turn_hours, planner.pattern).pls
         self._log(job, turn_hours, pls)
 
     def _job(self, costs: RunCosts) -> JobSize:
@@ -171,7 +154,7 @@ class TargetPLS(Schedule):
         if self.total_samples is not None and costs.samples_per_hour:
             total_hours = self.total_samples / costs.samples_per_hour
         if total_hours is None:
-            total_hours = _MANY_FAILURES * self.failures.mean_hours
+            total_hours = _MANY_FAILURES * self.mtbf_hours
         return JobSize(total_hours, self.num_shards or costs.num_shards, self.shards_per_failure)
 
     def _planner(self, job: JobSize, costs: RunCosts) -> Planner:
@@ -187,13 +170,10 @@ class TargetPLS(Schedule):
         return Planner(
             job,
             JobCosts(save_hours, load_hours, load_shard_hours, self.reschedule_hours),
-            self.failures,
+            self.mtbf_hours,
             fraction=costs.fraction,
             state_bytes=state_bytes,
             parity=self.parity,
-            row_share=costs.row_share,
-            charges="rows",  # a save blocks training for as long as its rows are copied
-            histories=_HISTORIES,
         )
 
     def _log(self, job: JobSize, turn_hours: float, pls: float) -> None:
@@ -201,7 +181,7 @@ class TargetPLS(Schedule):
         text = (
             f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "
             f"all rows in turn every {_time(turn_hours)}, expected PLS {pls:.3g} on "
-            f"{job.num_shards} shards at an MTBF of {self.failures.mean_hours:.3g} h"
+            f"{job.num_shards} shards at an MTBF of {self.mtbf_hours:.3g} h"
         )
         cheaper = ""
         if self.plan is not None:
@@ -233,8 +213,6 @@ class TargetPLS(Schedule):
         assert self._fraction is not None
         if self._with_parity is not None:
             return self._with_parity
-        if self._own is not None:
-            return self._own
         return next(s for s in plan.strategies[2:] if s.fraction == self._fraction)
 
 

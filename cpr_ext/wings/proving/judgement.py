@@ -14,7 +14,7 @@ from cpr_ext.wings.proving.variables import GRADIENTS, INCOMPLETE, PLAIN, STATE
 _MOST_VARIABLES = 5
 _READER = (
     "let the data begin at the step that recover() returns, or give the reader state_dict() and "
-    "load_state_dict() and pass stateful=[reader]"
+    "load_state_dict() and pass state={'reader': reader}"
 )
 
 
@@ -108,7 +108,7 @@ def first_difference(
     return None
 
 
-_OF_STEP = ("input ", "loss ", "extra_state: ", "stateful[")
+_OF_STEP = ("input ", "loss ", "state[")
 _START = (
     "call recover() before the first step, with the same directory each time, and train from the "
     "step that its report names: for step in range(report.step, num_steps)"
@@ -140,7 +140,7 @@ def _in_step(
         return what, how, (), _REPEAT
     if "'lr' of group" in what:
         remedy = _SCHEDULER
-    elif what.startswith("stateful["):
+    elif what.startswith("state["):
         remedy = "its load_state_dict() does not take back all that its state_dict() returned"
     elif state:
         remedy = _remedy_of_variable(state[0][1], state[0][2].owner)
@@ -182,7 +182,7 @@ def _variable(name: str) -> str:
 
 _SCHEDULER = (
     "call scheduler.step() before the Checkpointer's step(), as its snapshot is of the state then, "
-    "and pass stateful=[scheduler]"
+    "and pass state={'scheduler': scheduler}"
 )
 _ZERO = (
     "gradients are not saved: call zero_grad() in each step before backward(). To add up those of "
@@ -194,7 +194,7 @@ _REPEAT = (
 )
 _UNKNOWN = (
     "something that decides the next step is neither in the model, the optimizers nor the "
-    "generators: save it with stateful= or extra_state=, or make it follow from the step's number"
+    "generators: save it with state=, or make it follow from the step's number"
 )
 
 
@@ -233,25 +233,25 @@ def _order(what: str) -> int:
 
 def _remedy_of_state(what: str) -> str:
     if "which state_dict() lacks" in what:
-        return "register the buffer with persistent=True, or save it with extra_state="
+        return "register the buffer with persistent=True, or save it with state="
     if GENERATOR in what:
         return "nothing may draw random numbers between the end of recover() and the first step"
-    return "an object that loads its state in another way needs stateful= or extra_state="
+    return "an object that loads its state in another way needs its own entry in state="
 
 
 def _remedy_of_variable(how: str, owner: str) -> str:
     kind, _, path = owner.partition(" ")
     if kind == "object" or GENERATOR in how:
-        return f"pass stateful=[{path}]"
+        return f"pass state={{'{path}': {path}}}"
     if kind == "optimizer":
         return f"give the Checkpointer this optimizer, too: Checkpointer(model, [..., {path}], ...)"
     if kind == "module":
         return (
             f"give the Checkpointer one module that holds the model and {path}, such as "
-            "nn.ModuleDict; or save its state_dict() with extra_state="
+            "nn.ModuleDict; or name it in state="
         )
     path = path.split("[")[0]
     return (
-        f"save {path} with extra_state= and take it back from report.extra_state; or keep it in an "
-        "object with state_dict() and load_state_dict(), and pass that to stateful="
+        f"pass state={{'{path}': lambda: {path}}} and take it back from report.state; or keep it "
+        "in an object with state_dict() and load_state_dict(), and name that in state="
     )

@@ -14,6 +14,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,10 +25,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
+from cpr_ext.checkpointer.options import StoreOptions
 from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.saving.priorities import AllRows
+from cpr_ext.state.precision import Precision
 from cpr_ext.wings.proving.fingerprint import Print, leaves, write_prints
-from cpr_ext.wings.proving.loop import run_functions
 from cpr_ext.wings.proving.plan import LifeNotes, LifePlan
 from cpr_ext.wings.proving.state import known_objects, settings_of, state_of
 from cpr_ext.wings.proving.variables import GRADIENTS, variables_of
@@ -90,8 +92,11 @@ class Life:
     def _made(
         self, original: Any, ckpt: Any, model: Any, optimizers: Any, directory: Any, **options: Any
     ) -> None:
-        own = {name: repr(options[name]) for name in ("priority", "precision") if options.get(name)}
-        changed = {"priority": AllRows(), "precision": None, "remote": None}
+        store = options.get("store", StoreOptions())
+        given = {"priority": options.get("priority"), "precision": store.precision}
+        own = {name: repr(each) for name, each in given.items() if each not in (None, Precision())}
+        store = replace(store, precision=Precision(), remote=None)
+        changed = {"priority": AllRows(), "store": store}
         original(ckpt, model, optimizers, self.place(directory), **{**options, **changed})
         self._ckpt = ckpt
         tables = [module for table in ckpt.tables for module in table.modules]
@@ -199,9 +204,6 @@ def run(plan: LifePlan) -> None:
     torch.manual_seed(plan.seed)
     np.random.seed(plan.seed)  # noqa: NPY002 - the generator users' code shares
     random.seed(plan.seed)
-    if plan.build is not None:
-        run_functions(plan)
-        return
     sys.argv = [plan.script, *plan.arguments]
     sys.path[0] = str(Path(plan.script).resolve().parent)
     runpy.run_path(plan.script, run_name="__main__")

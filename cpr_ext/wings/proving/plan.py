@@ -10,15 +10,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Function:
-    """A function at the top of a module, which another process can import."""
-
-    module: str
-    file: str
-    name: str
-
-
-@dataclass(frozen=True)
 class LifePlan:
     """The life of one process.
 
@@ -26,11 +17,9 @@ class LifePlan:
         directory: where it notes what it sees, and where stores are.
         steps: it ends after this step.
         kill_after: or it saves all and dies at the end of this step; None: it does not.
-        script, arguments: the program; or
-        build, train_step, make_checkpointer: the functions of one.
+        script, arguments: the program.
         seed: of all generators at the start. A process that recovers has another one than those
             that begin, as it would have by chance.
-        path: ``sys.path`` of the process that makes the proof.
         world_size: processes of the job.
     """
 
@@ -39,11 +28,7 @@ class LifePlan:
     kill_after: int | None = None
     script: str = ""
     arguments: tuple[str, ...] = ()
-    build: Function | None = None
-    train_step: Function | None = None
-    make_checkpointer: Function | None = None
     seed: int = 0
-    path: tuple[str, ...] = ()
     world_size: int = 1
 
     def write(self, path: Path) -> None:
@@ -54,11 +39,7 @@ class LifePlan:
     def read(path: Path) -> LifePlan:
         """Return the plan that a file holds."""
         plain = json.loads(path.read_text())
-        for name in ("build", "train_step", "make_checkpointer"):
-            plain[name] = None if plain[name] is None else Function(**plain[name])
-        return LifePlan(
-            **{**plain, "arguments": tuple(plain["arguments"]), "path": tuple(plain["path"])}
-        )
+        return LifePlan(**{**plain, "arguments": tuple(plain["arguments"])})
 
 
 @dataclass

@@ -14,7 +14,7 @@ class Proof:
     """What was tried, and what came out.
 
     Attributes:
-        program: the script, or the functions.
+        program: the script.
         steps: that were trained.
         kills: steps after which the process was killed.
         compared: how many values were compared at the last step, by kind.

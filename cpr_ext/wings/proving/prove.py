@@ -9,12 +9,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from cpr_ext.errors import NotProvenError, UsageError
+from cpr_ext.errors import UsageError
 from cpr_ext.wings.proving.fingerprint import GENERATOR
 from cpr_ext.wings.proving.judgement import Difference, Record, first_difference
-from cpr_ext.wings.proving.loop import reference
 from cpr_ext.wings.proving.plan import LifePlan
 from cpr_ext.wings.proving.proof import Proof
 
@@ -23,56 +21,7 @@ _LINES = 15  # of a process that failed
 
 
 def prove(
-    build: Callable[[], Any],
-    train_step: Callable[..., Any],
-    steps: int = 6,
-    make_checkpointer: Callable[..., Any] | None = None,
-    *,
-    ignore: Sequence[str] = (),
-) -> Proof:
-    """Prove that training resumes in every bit after a kill, with a loop of your functions.
-
-    It trains in a process of its own. Then it trains again: the process is killed after a step, and
-    a new one recovers and trains one step more, until all are done. At each recovery and after each
-    step, all state must equal that of the run without a kill. That includes variables of modules,
-    and what ``build`` returned. See ``docs/prove.md``.
-
-    Args:
-        build: returns the model, its optimizer or optimizers, and whatever else training carries
-            from step to step, such as a reader or a scheduler.
-        train_step: called with the loop and the number of the step, from 0. It trains it; an int
-            that it returns is the number of samples. The loop has ``model``, ``optimizers``,
-            ``others`` (what else ``build`` returned), ``checkpointer`` and ``extra_state``.
-        steps: to train in all.
-        make_checkpointer: called with model, optimizers, directory, and each of the others. By
-            default, a Checkpointer with ``stateful=`` those that have ``load_state_dict()``.
-        ignore: parts of names of variables that may differ.
-
-    Returns:
-        What is proven, and what is not; print it.
-
-    Raises:
-        NotProvenError: something differs, named with its step and remedy.
-        UsageError: a function is not at the top of a module, or fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="cpr-prove-") as folder:
-        plan = LifePlan(
-            folder,
-            require_steps(steps),
-            build=reference("build", build),
-            train_step=reference("train_step", train_step),
-            make_checkpointer=reference("make_checkpointer", make_checkpointer),
-            path=tuple(sys.path),
-        )
-        name = f"{train_step.__module__}.{train_step.__qualname__}"
-        proof = run_lives(name, plan, run_process, ignore)
-    if proof.difference is not None:
-        raise NotProvenError(str(proof))
-    return proof
-
-
-def prove_script(
-    script: str,
+    script: str | os.PathLike[str],
     arguments: Sequence[str] = (),
     *,
     steps: int = 6,
@@ -80,21 +29,29 @@ def prove_script(
     ignore: Sequence[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> Proof:
-    """Prove that a training script resumes in every bit after a kill; see :func:`prove`.
+    """Prove that a training script resumes in every bit after a kill.
 
-    The script runs as it is, in its own directory, up to ``steps`` calls of ``step()``. Its stores
-    are elsewhere.
+    The script runs as it is, in a process of its own, up to ``steps`` calls of ``step()``. Then it
+    runs again: the process is killed after a step, and a new one recovers and trains one step more,
+    until all are done. At each recovery and after each step, all state must equal that of the run
+    without a kill, variables of the loop included. See ``docs/prove.md``.
 
     Args:
+        steps: to train in all.
         directory: where stores and fingerprints are meanwhile; None: where temporary files are.
+        ignore: parts of names of variables that may differ.
         report: called with a line before each process.
+
+    Returns:
+        What is proven, and what is not; print it.
 
     Raises:
         UsageError: the script fails, or trains nothing with a Checkpointer.
     """
+    name = os.fspath(script)
     with tempfile.TemporaryDirectory(prefix="cpr-prove-", dir=directory) as folder:
-        plan = LifePlan(folder, require_steps(steps), script=script, arguments=tuple(arguments))
-        return run_lives(script, plan, run_process, ignore, report)
+        plan = LifePlan(folder, require_steps(steps), script=name, arguments=tuple(arguments))
+        return run_lives(name, plan, run_process, ignore, report)
 
 
 def require_steps(steps: int) -> int:

@@ -21,8 +21,8 @@ def state_of(ckpt: Checkpointer, *, with_objects: bool) -> dict[str, Print]:
 
     Args:
         with_objects: of the user's objects, too. Right after a recovery some still have the state
-            to come: Lightning's loops take it when they begin. ``extra_state`` is the user's to
-            take back.
+            to come: Lightning's loops take it when they begin. What a
+            callable returned is the user's to take back.
     """
     return dict(_state(ckpt, with_objects))
 
@@ -48,7 +48,7 @@ def known_objects(ckpt: Checkpointer) -> set[int]:
     for optimizer in ckpt.optimizers:
         for state in dict(optimizer.state).values():
             objects += [state, *(state.values() if isinstance(state, dict) else ())]
-    objects += ckpt._parts.dense.declared.stateful
+    objects += ckpt.declared.objects.values()
     return {id(each) for each in objects}
 
 
@@ -81,11 +81,10 @@ def _state(ckpt: Checkpointer, with_objects: bool) -> Iterator[tuple[str, Print]
     yield from settings_of(ckpt).items()
     if not with_objects:
         return
-    for number, item in enumerate(ckpt._parts.dense.declared.stateful):
-        state = item.state_dict()
-        yield from leaves(f"stateful[{number}] ({type(item).__name__}): ", state)
-    if (extra := ckpt._parts.dense.declared.extra_state) is not None:
-        yield from leaves("extra_state: ", extra())
+    for name, item in ckpt.declared.objects.items():
+        yield from leaves(f"state['{name}'] ({type(item).__name__}): ", item.state_dict())
+    for name, value in ckpt.declared.values.items():
+        yield from leaves(f"state['{name}']: ", value())
 
 
 def _name(ckpt: Checkpointer, number: int) -> str:

@@ -1,12 +1,16 @@
 """Rows that changed since a position, for systems that serve a model while it trains."""
 
-from cpr_ext.wings.publishing.changed_rows import ChangedRows, changed_rows
+from cpr_ext.wings.publishing.changed_rows import (
+    ChangedRows,
+    PositionError,
+    RowBatch,
+    StorePosition,
+    changed_rows,
+)
 from cpr_ext.wings.publishing.keyed_rows import KeyBatch, KeyedRows, by_key
 from cpr_ext.wings.publishing.places import read_publication
 from cpr_ext.wings.publishing.publication import Publication
 from cpr_ext.wings.publishing.publisher import PublishReport, publish
-from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition
 from cpr_ext.wings.publishing.subscriber import Applied, Subscriber
 
 __all__ = [

@@ -1,16 +1,18 @@
 """The rows that commits brought since a position, each in its newest state.
 
-Each shard's segments are read newest first, chunk by chunk, and a row is yielded where it is found
-first. Which rows were found is noted for a window of row ids at a time. So the memory is that of
-one chunk, which a slot of the writer held, and of one window.
+Segments are read newest first, chunk by chunk, and a row is yielded where it is found first. Which
+rows were found is noted for a window of row ids at a time. So the memory is that of one chunk,
+which a slot of the writer held, and of one window.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ import torch
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.recovery.restore import read_dense
+from cpr_ext.state.dtypes import DTYPE_NAMES
+from cpr_ext.state.position import is_count
 from cpr_ext.state.slot_keys import KEY
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.locks import reader_lease
@@ -25,8 +29,112 @@ from cpr_ext.storage.manifest import SegmentRecord, StoredTable
 from cpr_ext.storage.segment_format import Segment
 from cpr_ext.storage.segment_reader import ChunkRows, SegmentRows
 from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
-from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition, model_digest
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """The newest state of some rows of one table.
+
+    Attributes:
+        number: counts the batches of one iteration, from 0.
+        table: its name in the store.
+        row_ids: (n,) int64, ascending; of a keyed table: the slots.
+        arrays: ``weight`` (n, embedding_dim); of a keyed table ``key`` (n,) int64, the id that each
+            row belongs to now, -1: to none; and per-row optimizer states if they were asked for.
+        step: none of the rows was captured after it. A repair may note a newer step than a row's
+            own.
+    """
+
+    number: int
+    table: str
+    row_ids: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+    step: int
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.RecordBatch``: ``row_id``, one list column per array, ``step``.
+
+        Values keep their bits. Arrow has no bfloat16: its values are uint16, and the field's
+        metadata records the dtype. So it does for each column, as ``dtype``.
+        """
+        import pyarrow as pa
+
+        count = len(self.row_ids)
+        step = torch.full((count,), self.step, dtype=torch.int64)
+        columns = {"row_id": self.row_ids, **self.arrays, "step": step}
+        fields, values = [], []
+        for name, tensor in columns.items():
+            column = _arrow_column(tensor)
+            described = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": str(list(tensor.shape[1:]))}
+            fields.append(pa.field(name, column.type, nullable=False, metadata=described))
+            values.append(column)
+        schema = pa.schema(fields, metadata={"table": self.table})
+        return pa.RecordBatch.from_arrays(values, schema=schema)
+
+
+def _arrow_column(tensor: torch.Tensor) -> Any:
+    import pyarrow as pa
+
+    flat = tensor.contiguous().reshape(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.uint16)
+    values = pa.array(flat.numpy())
+    if tensor.dim() == 1:
+        return values
+    return pa.FixedSizeListArray.from_arrays(values, tensor[0].numel() if len(tensor) else 1)
+
+
+class PositionError(StoreError):
+    """The changes since a position are not known: a full copy is needed."""
+
+
+@dataclass(frozen=True)
+class StorePosition:
+    """One committed state of a store.
+
+    Attributes:
+        model: digest of the store's tables.
+        snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
+        rows: the id of the snapshot that wrote the newest segment of rows; empty: none.
+    """
+
+    model: str
+    snapshot: int
+    step: int
+    num_samples: int
+    rows: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> StorePosition:
+        """Invert :meth:`to_json`.
+
+        Raises:
+            DamageError: it is no position.
+        """
+        try:
+            position = cls(**value)
+        except TypeError as error:
+            raise DamageError(f"not a position in a store: {error!r:.200}") from error
+        counts = (position.snapshot, position.step, position.num_samples)
+        digests = (position.model, position.rows)
+        if not all(map(is_count, counts)) or not all(isinstance(text, str) for text in digests):
+            raise DamageError(f"not a position in a store: {value!r:.200}")
+        return position
+
+
+def model_digest(reader: StoreReader) -> str:
+    """Return a digest of what a store holds rows of."""
+    tables = [
+        (name, table.num_embeddings, table.embedding_dim, DTYPE_NAMES[table.dtype])
+        for name, table in sorted(reader.tables.items())
+    ]
+    text = json.dumps(tables)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
 
 OnGap = Literal["raise", "copy"]
 WINDOW_ROWS = 1 << 26  # a byte of memory each
@@ -34,16 +142,6 @@ WINDOW_ROWS = 1 << 26  # a byte of memory each
 # Of which rows of a window the newest state was found. numpy: torch would split such short work.
 Found = npt.NDArray[np.bool_]
 Wanted = torch.Tensor | slice | None  # positions in a chunk; None: of none of its rows
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """A shard's segments to read, oldest first; ``is_copy``: they hold all of its rows."""
-
-    number: int
-    segments: tuple[Segment, ...]
-    is_copy: bool
-    ids: frozenset[str]  # of the snapshots that it has passed, as far as it shows
 
 
 class ChangedRows:
@@ -55,7 +153,7 @@ class ChangedRows:
     Attributes:
         since: where the changes begin; None: all rows of the store.
         until: the position of a consumer that has applied every batch.
-        copied_shards: shards of which all rows are yielded.
+        is_copy: all rows are yielded.
     """
 
     def __init__(
@@ -63,29 +161,28 @@ class ChangedRows:
         reader: StoreReader,
         since: StorePosition | None,
         until: StorePosition,
-        shards: Sequence[_Shard],
+        segments: Sequence[Segment],
+        ids: Collection[str],
         *,
+        is_copy: bool,
         states: bool,
-        skip: int,
     ) -> None:
         self.since = since
         self.until = until
-        self.copied_shards = tuple(shard.number for shard in shards if shard.is_copy)
+        self.is_copy = is_copy
         self._reader = reader
-        self._shards = shards
+        self._segments = segments  # to read, oldest first
+        self._ids = ids  # of the snapshots that the store has passed, as far as it shows
         self._states = states
-        self._skip = skip
 
     def replace(self, begun: StorePosition) -> bool:
         """Return whether they replace all that changes up to ``begun`` may have written."""
-        return self.until.model == begun.model and all(
-            shard.is_copy or begun.shards[shard.number] in shard.ids for shard in self._shards
-        )
+        return self.until.model == begun.model and (self.is_copy or begun.rows in self._ids)
 
     @property
     def is_empty(self) -> bool:
         """Nothing was committed since."""
-        return not any(shard.segments for shard in self._shards)
+        return not self._segments
 
     def is_gone(self) -> bool:
         """Return whether the store has moved on, and a file of this state was removed."""
@@ -121,34 +218,27 @@ class ChangedRows:
         with reader_lease(self._reader.directory):
             number = 0
             for table in sorted(self._reader.tables):
-                for shard in self._shards:
-                    for chunk in self._changed(table, shard, self._skip - number):
-                        if chunk is not None:
-                            yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
-                        number += 1
+                for chunk in self._changed(table):
+                    yield RowBatch(number, table, chunk.row_ids, chunk.arrays, chunk.step)
+                    number += 1
 
-    def _changed(self, table: str, shard: _Shard, skip: int) -> Iterator[ChunkRows | None]:
-        """Yield the changed rows of one table in a shard; None for each of the first ``skip``."""
-        rows = self._open(table, shard)
-        begin, end = self._reader.row_range(table, shard.number)
+    def _changed(self, table: str) -> Iterator[ChunkRows]:
+        """Yield the changed rows of one table."""
+        rows = self._open(table)
+        begin, end = 0, self._reader.table(table).num_embeddings
         for first in range(begin, end, WINDOW_ROWS):
             last = min(first + WINDOW_ROWS, end)
             is_found = np.zeros(last - first, dtype=np.bool_)
             for segment in reversed(rows.segments):
                 for chunk in segment.chunks_of(table):
                     held = None
-                    if skip <= 0 and not segment.is_run(chunk) and first == begin and last == end:
+                    if not segment.is_run(chunk) and first == begin and last == end:
                         held = segment.rows(chunk)  # ids and values in one read
                         wanted = _find_rows(held.row_ids, first, last, is_found)
                     else:
                         wanted = _find_chunk(segment, chunk, first, last, is_found)
-                    if wanted is None:
-                        continue
-                    if skip > 0:
-                        skip -= 1
-                        yield None
-                        continue
-                    yield self._taken(rows, held or segment.rows(chunk), wanted)
+                    if wanted is not None:
+                        yield self._taken(rows, held or segment.rows(chunk), wanted)
 
     def _taken(self, rows: NewestRows, chunk: ChunkRows, wanted: torch.Tensor | slice) -> ChunkRows:
         """Return the rows of a chunk at positions ``wanted``."""
@@ -165,10 +255,10 @@ class ChangedRows:
                 )
         return ChunkRows(chunk.step, row_ids, arrays)
 
-    def _open(self, table: str, shard: _Shard) -> NewestRows:
+    def _open(self, table: str) -> NewestRows:
         reader = self._reader
-        ranges = reader.manifest.model.row_ranges(shard.number)
-        rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in shard.segments])
+        ranges = reader.manifest.model.row_ranges
+        rows = NewestRows(table, [SegmentRows(segment, ranges) for segment in self._segments])
         stored = reader.table(table)
         held: set[str] = set()
         for segment in rows.segments:
@@ -231,7 +321,6 @@ def changed_rows(
     states: bool = False,
     on_gap: OnGap = "raise",
     until: StorePosition | None = None,
-    skip: int = 0,
 ) -> ChangedRows:
     """Return the rows that snapshots committed after ``since`` brought, in their newest state.
 
@@ -243,9 +332,8 @@ def changed_rows(
         since: the ``until`` of the changes that the consumer applied last; None: yield all rows.
         states: yield per-row optimizer states, too.
         on_gap: where the store does not show what changed, as after a roll-back to before
-            ``since``: ``"raise"``, or ``"copy"`` all rows of those shards.
-        until, skip: to restart an iteration: its ``until``, and how many of its batches to pass
-            over.
+            ``since``: ``"raise"``, or ``"copy"`` all rows.
+        until: the state that the store must be at, as that of another iteration.
 
     Raises:
         PositionError: ``since`` is not in the store's history, and ``on_gap`` is ``"raise"``; it is
@@ -255,9 +343,7 @@ def changed_rows(
     """
     if on_gap not in ("raise", "copy"):
         raise UsageError(f"on_gap is {on_gap!r}; it must be 'raise' or 'copy'")
-    return read_committed(
-        store, lambda reader: _plan(reader, since, until, on_gap, states=states, skip=skip)
-    )
+    return read_committed(store, lambda reader: _plan(reader, since, until, on_gap, states=states))
 
 
 def _plan(
@@ -267,48 +353,43 @@ def _plan(
     on_gap: OnGap,
     *,
     states: bool,
-    skip: int,
 ) -> ChangedRows:
     newest = reader.newest()
     model = model_digest(reader)
-    if since is not None and (since.model, len(since.shards)) != (model, reader.num_shards):
+    if since is not None and since.model != model:
         raise PositionError(
-            f"the position is of a store of other tables or shards than '{reader.directory}'; "
-            "copy all rows with since=None"
+            f"the position is of a store of other tables than '{reader.directory}'; copy all rows "
+            "with since=None"
         )
-    shards: list[_Shard] = []
-    reached: list[str] = []
-    gaps: list[int] = []
-    for number in range(reader.num_shards):
-        segments = reader.open_at(number, newest.snapshot)
-        records = reader.manifest.at(number, newest.snapshot)
-        ids = [record.id for record in records]
-        first = None if since is None else _find(ids, since.shards[number])
-        reached.append(ids[-1] if ids else "")
-        if first is None and since is not None and not _begins_after(since, records):
-            gaps.append(number)
-        is_copy = bool(segments) and (first is None or first == 0)
-        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, frozenset(ids)))
+    segments = reader.open_at(newest.snapshot)
+    records = reader.manifest.at(newest.snapshot)
+    ids = [record.id for record in records]
+    first = None if since is None else _find(ids, since.rows)
     here = StorePosition(
-        model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
+        *(model, newest.snapshot, newest.last_step, newest.num_samples),
+        rows=ids[-1] if ids else "",
     )
-    if gaps and on_gap == "raise":
+    is_gap = first is None and since is not None and not _begins_after(since, records)
+    if is_gap and on_gap == "raise":
         assert since is not None
         raise PositionError(
             f"'{reader.directory}' no longer shows what changed after snapshot {since.snapshot} "
-            f"(step {since.step}) in shards {gaps}: it was rolled back or repaired. "
-            'Copy all rows of these shards with on_gap="copy"'
+            f"(step {since.step}): it was rolled back or repaired. "
+            'Copy all rows with on_gap="copy"'
         )
     if until is not None and until != here:
         raise PositionError(
-            f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of the "
-            "iteration to restart; apply the changes from its beginning, without skip="
+            f"'{reader.directory}' is at snapshot {newest.snapshot}, no longer at that of until="
         )
-    return ChangedRows(reader, since, here, shards, states=states, skip=skip)
+    return ChangedRows(
+        *(reader, since, here, segments[first or 0 :], ids),
+        is_copy=bool(segments) and not first,
+        states=states,
+    )
 
 
 def _begins_after(since: StorePosition, records: Sequence[SegmentRecord]) -> bool:
-    """Return whether a shard's rows begin with a base snapshot that is newer than a position."""
+    """Return whether rows begin with a base snapshot that is newer than a position."""
     return bool(records) and records[0].snapshot > since.snapshot
 
 

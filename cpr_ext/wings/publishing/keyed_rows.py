@@ -15,8 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.state.slot_keys import EMPTY, KEY, repeated
-from cpr_ext.wings.publishing.changed_rows import ChangedRows
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition
+from cpr_ext.wings.publishing.changed_rows import ChangedRows, PositionError, StorePosition
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,18 @@ from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.ids import is_id
-from cpr_ext.wings.publishing.store_position import StorePosition
+from cpr_ext.wings.publishing.changed_rows import StorePosition
 
 INDEX_FILE = "PUBLICATION.json"
 FORMAT_NAME = "cpr_ext.publication"
 DENSE = None  # in the place of a table's name
 NO_STATE = ""  # before the first
-_FILE_NAME = re.compile(r"\d{8,}-(whole|changed)-\d{5,}\.(safetensors|parquet)", re.ASCII)
+_FILE_NAME = re.compile(r"\d{8,}-(whole|changed)-\d{5,}\.safetensors", re.ASCII)
 
 
-def file_name(number: int, *, is_whole: bool, part: int, suffix: str) -> str:
+def file_name(number: int, *, is_whole: bool, part: int) -> str:
     """Return the name of a file of a publication."""
-    return f"{number:08d}-{'whole' if is_whole else 'changed'}-{part:05d}.{suffix}"
+    return f"{number:08d}-{'whole' if is_whole else 'changed'}-{part:05d}.safetensors"
 
 
 def is_file_name(name: str) -> bool:
@@ -95,13 +95,11 @@ class Publication:
     Attributes:
         position: of the store, at the newest state.
         updates: oldest first.
-        begins_at: the position of the store before the first update; None: that has all rows.
     """
 
     tables: Mapping[str, PublishedTable]
     position: StorePosition
     updates: tuple[PublishedUpdate, ...]
-    begins_at: StorePosition | None = None
 
     @property
     def number(self) -> int:
@@ -141,7 +139,6 @@ class Publication:
             },
             "position": self.position.to_json(),
             "updates": [asdict(update) for update in self.updates],
-            "begins_at": None if self.begins_at is None else self.begins_at.to_json(),
         }
 
     @classmethod
@@ -152,12 +149,10 @@ class Publication:
             DamageError: it is not as written.
         """
         try:
-            begins_at = content.get("begins_at")
             index = cls(
                 {str(name): _table(value) for name, value in content["tables"].items()},
                 StorePosition.from_json(content["position"]),
                 tuple(_update(value) for value in content["updates"]),
-                None if begins_at is None else StorePosition.from_json(begins_at),
             )
             _require_whole(index)
             return index
@@ -195,7 +190,7 @@ def _require_whole(index: Publication) -> None:
     numbers = [update.number for update in index.updates]
     if not numbers or numbers[0] < 1 or numbers != sorted(numbers):
         raise ValueError("its updates do not ascend")
-    if index.begins_at is None and index.newest_whole is None:
+    if index.newest_whole is None:
         raise ValueError("no update has all rows")
     for update in index.updates:
         of_tables = [file.table for file in update.files]

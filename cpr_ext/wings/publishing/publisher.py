@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.storage.ids import new_id
 from cpr_ext.storage.locks import reader_lease
-from cpr_ext.wings.publishing.changed_rows import ChangedRows, changed_rows
-from cpr_ext.wings.publishing.part_file import FileFormat, checksum_of, write_batches, write_tensors
+from cpr_ext.wings.publishing.changed_rows import (
+    ChangedRows,
+    PositionError,
+    RowBatch,
+    StorePosition,
+    changed_rows,
+)
+from cpr_ext.wings.publishing.part_file import checksum_of, write_batches, write_tensors
 from cpr_ext.wings.publishing.places import Place, PublicationPlace, open_place
 from cpr_ext.wings.publishing.publication import (
     DENSE,
@@ -23,8 +29,6 @@ from cpr_ext.wings.publishing.publication import (
     PublishedUpdate,
     file_name,
 )
-from cpr_ext.wings.publishing.row_batch import RowBatch
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition
 
 PART_BYTES = 64 << 20
 _TRIES = 5
@@ -39,7 +43,7 @@ class PublishReport:
         step, num_samples: of that state.
         rows: how many rows its update has; 0: nothing was committed since the last one.
         file_bytes: size of the files written.
-        copied_shards: shards of which all rows were written.
+        is_copy: all rows were written.
         wrote_whole: an update that needs no state before it was written.
         position: of the store, at the newest state.
     """
@@ -50,7 +54,7 @@ class PublishReport:
     num_samples: int
     rows: int
     file_bytes: int
-    copied_shards: tuple[int, ...]
+    is_copy: bool
     wrote_whole: bool
     position: StorePosition
 
@@ -59,25 +63,20 @@ def publish(
     store: str | os.PathLike[str],
     to: PublicationPlace,
     *,
-    file_format: FileFormat = "safetensors",
     states: bool = False,
-    since: StorePosition | None = None,
     whole: bool = False,
     renew_after: float = 1.0,
     part_bytes: int = PART_BYTES,
 ) -> PublishReport:
     """Write what was committed to ``store`` since the last call with the same ``to``.
 
-    The first call writes all rows. Where the store does not show what changed, all rows of a shard
+    The first call writes all rows. Where the store does not show what changed, all rows
     are written. Memory is that of one file and one chunk of the store.
 
     Args:
         to: a directory, an address such as ``s3://bucket/rows``, or
             :class:`~cpr_ext.wings.remote.RemoteOptions`.
-        file_format: of rows. Parquet needs pyarrow.
         states: write per-row optimizer states, too.
-        since: begin a publication without all rows, for consumers that hold this state of the store
-            (``Subscriber(position=...)``).
         whole: write all rows for new consumers in any case; for a store of another model, begin the
             publication again.
         renew_after: write all rows again once updates exceed this many times the bytes of the last
@@ -85,7 +84,6 @@ def publish(
         part_bytes: about how large a file gets.
 
     Raises:
-        UsageError: no such format; or ``since`` for a publication that has begun.
         StoreError: ``to`` is in use, no publication, or that of a store of other tables; another
             process published to it; or ``store`` is no store, or holds no snapshot.
         DamageError: the store or the index is damaged; the publication is as before.
@@ -93,15 +91,13 @@ def publish(
         RemoteError: a request failed. The publication is as before; or it has the new state, if
             the answer was lost.
     """
-    if file_format not in ("safetensors", "parquet"):
-        raise UsageError(f"file_format is {file_format!r}; allowed: safetensors, parquet")
     place = open_place(to)
     for tries_left in reversed(range(_TRIES)):
         try:
             # The lease of all reading: a commit removes no file that is still to be read.
             with place.opened() as directory, reader_lease(Path(store)):
-                writer = _Writer(place, directory, file_format, states, part_bytes)
-                return writer.publish(store, since, whole=whole, renew_after=renew_after)
+                writer = _Writer(place, directory, states, part_bytes)
+                return writer.publish(store, whole=whole, renew_after=renew_after)
         except _StoreMovedError:
             if not tries_left:
                 raise
@@ -125,45 +121,37 @@ class _Writer:
         self,
         place: Place,
         directory: Path,
-        file_format: FileFormat,
         states: bool,
         part_bytes: int,
     ) -> None:
         self._place = place
         self._directory = directory
-        self._format: FileFormat = file_format
         self._states = states
         self._part_bytes = part_bytes
 
     def publish(
         self,
         store: str | os.PathLike[str],
-        begins_at: StorePosition | None,
         *,
         whole: bool,
         renew_after: float,
     ) -> PublishReport:
         known = self._place.read_index()
-        if known is not None and begins_at is not None:
-            raise UsageError(
-                f"'{self._place.name}' holds a publication, which has a position of its own; leave "
-                "out since"
-            )
         self._place.begin(known)
         before = known
         try:
-            since = begins_at if known is None else known.position
+            since = None if known is None else known.position
             changes = changed_rows(store, since, states=self._states, on_gap="copy")
         except PositionError as error:
             if not whole:
                 raise PositionError(
-                    f"'{self._place.name}' is a publication of a store of other tables or shards; "
+                    f"'{self._place.name}' is a publication of a store of other tables; "
                     "choose another place, or begin it again with whole=True (--whole)"
                 ) from error
             before = None
             changes = changed_rows(store, states=self._states)
         if before is None:
-            before = Publication(_tables(changes), changes.until, (), changes.since)
+            before = Publication(_tables(changes), changes.until, ())
         elif before.position == changes.until and not whole:
             return self._report(before, [], changes)
         # Numbers go on after those of another store: names of files are not used again.
@@ -185,9 +173,9 @@ class _Writer:
         after: float,
     ) -> list[PublishedUpdate]:
         last = before.newest_whole
-        if last is None and before.begins_at is None:
+        if last is None:
             return [self._write(changes, next_one, is_whole=True)]
-        if not whole and (last is None or _bytes_after(before, last) <= after * last.file_bytes):
+        if not whole and _bytes_after(before, last) <= after * last.file_bytes:
             return [self._write(changes, next_one, is_whole=False)]
         try:
             every = changed_rows(store, states=self._states, until=changes.until)
@@ -207,8 +195,8 @@ class _Writer:
             self._place.add_file(files[-1])
 
         def add(batches: list[RowBatch]) -> None:
-            name = file_name(number, is_whole=is_whole, part=len(files), suffix=self._format)
-            write_batches(self._directory / name, batches, self._format)
+            name = file_name(number, is_whole=is_whole, part=len(files))
+            write_batches(self._directory / name, batches)
             rows = sum(len(batch.row_ids) for batch in batches)
             take(name, batches[0].table, rows)
 
@@ -220,7 +208,7 @@ class _Writer:
             if changes.is_gone():
                 raise _StoreMovedError(str(error)) from error
             raise
-        dense = file_name(number, is_whole=is_whole, part=len(files), suffix="safetensors")
+        dense = file_name(number, is_whole=is_whole, part=len(files))
         write_tensors(self._directory / dense, tensors)
         take(dense, DENSE, 0)
         return PublishedUpdate(
@@ -266,7 +254,7 @@ class _Writer:
             num_samples=changes.until.num_samples,
             rows=sum(file.rows for file in written[0].files) if written else 0,
             file_bytes=sum(update.file_bytes for update in written),
-            copied_shards=changes.copied_shards if written else (),
+            is_copy=changes.is_copy and bool(written),
             wrote_whole=any(update.is_whole for update in written),
             position=changes.until,
         )

@@ -27,7 +27,6 @@ from cpr_ext.wings.publishing.publication import (
     PublishedTable,
     PublishedUpdate,
 )
-from cpr_ext.wings.publishing.store_position import PositionError, StorePosition
 
 logger = logger_of("publishing")
 
@@ -75,7 +74,6 @@ class Subscriber:
         tables: modules with a ``weight``, or tensors, by the names that the tables have in the
             store; :class:`KeyedRows` for keyed ones. Others are left out. A publication of another
             shape or dtype is refused.
-        position: the state of the store that the tables hold already; None: any.
 
     Attributes:
         number: of the state that the tables have; 0: none yet, or an update was interrupted.
@@ -85,14 +83,11 @@ class Subscriber:
         self,
         publication: PublicationPlace,
         tables: Mapping[str, nn.Module | torch.Tensor | KeyedRows],
-        *,
-        position: StorePosition | None = None,
     ) -> None:
         self._place = open_place(publication)
         self._tables = {name: _weight(name, given) for name, given in tables.items()}
         self._keyed = {n: given for n, given in tables.items() if isinstance(given, KeyedRows)}
         self._state = NO_STATE
-        self._position = position
         self.number = 0
 
     def poll(self) -> Applied | None:
@@ -103,7 +98,6 @@ class Subscriber:
         they do not find slots that get another key.
 
         Raises:
-            PositionError: the publication has only changes to a state that the tables do not hold.
             UsageError: a table is not in the publication, or has another shape or dtype there.
             DamageError: a file is damaged; no row was changed.
             StorageError: the index could not be read; no row was changed.
@@ -129,8 +123,7 @@ class Subscriber:
         if is_begun and self._state == index.state:
             return None
         self._require_fit(index)
-        begins_here = self._position is not None and index.begins_at == self._position
-        way = index.way_from(self._state) if is_begun or begins_here else None
+        way = index.way_from(self._state) if is_begun else None
         was_whole = way is None
         if was_whole and is_begun and index.number <= self.number:
             logger.warning(
@@ -139,13 +132,7 @@ class Subscriber:
                 *(self._place.name, index.number, self.number),
             )
         if way is None:
-            whole = index.newest_whole
-            if whole is None and index.begins_at is not None:
-                raise PositionError(
-                    f"'{self._place.name}' holds only what changed since step "
-                    f"{index.begins_at.step}; publish all rows with whole=True (--whole)"
-                )
-            if whole is None:
+            if (whole := index.newest_whole) is None:
                 return None
             way = (whole, *(index.way_from(whole.state) or ()))
         wanted = {DENSE, *self._tables}
@@ -159,7 +146,7 @@ class Subscriber:
             for name, column in columns.items():
                 keyed = self._keyed[name]
                 keyed.hide(torch.nonzero(keyed.key != column).flatten())
-            self.number, self._position = 0, None  # until all of it is applied
+            self.number = 0  # until all of it is applied
             self._state = NO_STATE
             rows = sum(self._apply(update, index.tables, directory) for update in way)
             dense = _read(directory, next(f for f in way[-1].files if f.table == DENSE))
@@ -262,7 +249,7 @@ def _read(directory: Path, file: PublishedFile) -> dict[str, torch.Tensor]:
     data = read_whole(directory / file.file, file.file_bytes)
     if native.crc32c(data) != file.crc32c:
         raise DamageError(f"{directory / file.file}: its checksum differs")
-    return read_tensors(data, file.file, file.rows)
+    return read_tensors(data, file.file)
 
 
 def put_rows(weight: torch.Tensor, row_ids: torch.Tensor, values: torch.Tensor) -> None:

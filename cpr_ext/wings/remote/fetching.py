@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
 from cpr_ext.errors import CprError, DamageError, RemoteError, StoreError
@@ -32,7 +31,6 @@ def fetch_store(
     directory: Path,
     *,
     address: str = "the copy",
-    shards: Collection[int] | None = None,
     headers_only: bool = False,
 ) -> RemoteState:
     """Read the newest state into ``directory``, which must be empty or missing.
@@ -42,7 +40,6 @@ def fetch_store(
 
     Args:
         address: of the objects, for errors: those of all stores have names of one form.
-        shards: whose segments are read, next to dense parts; None: all.
         headers_only: of each segment only the header, enough for ``cpr inspect``.
 
     Raises:
@@ -63,7 +60,7 @@ def fetch_store(
                 )
             _clear(directory)
             try:
-                return _fetch(objects, directory, shards, headers_only=headers_only)
+                return _fetch(objects, directory, headers_only=headers_only)
             except BaseException as error:
                 _clear(directory)
                 if isinstance(error, StoreError | RemoteError):
@@ -77,9 +74,7 @@ def fetch_store(
         raise storage_error("fill", directory, error) from error
 
 
-def _fetch(
-    objects: Objects, directory: Path, shards: Collection[int] | None, *, headers_only: bool
-) -> RemoteState:
+def _fetch(objects: Objects, directory: Path, *, headers_only: bool) -> RemoteState:
     segments, begun = directory / SEGMENTS_DIRECTORY, directory / FETCHING_FILE
     for tries_left in reversed(range(_TRIES)):
         state = newest_state(objects)
@@ -91,7 +86,6 @@ def _fetch(
         wanted = [
             _wanted(state, record, segments / record.file, headers_only=headers_only)
             for record in state.manifest.records()
-            if shards is None or record.shard is None or record.shard in shards
         ]
         try:
             read_objects(objects, wanted)

@@ -33,7 +33,7 @@ def prove_workers(
 ) -> Proof:
     """Prove that a script of ``cpr launch`` resumes in every bit after the loss of all workers.
 
-    See :func:`cpr_ext.wings.proving.prove.prove_script`.
+    See :func:`cpr_ext.wings.proving.prove.prove`.
     """
     with tempfile.TemporaryDirectory(prefix="cpr-prove-", dir=directory) as folder:
         plan = LifePlan(

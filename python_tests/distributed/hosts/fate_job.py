@@ -86,9 +86,11 @@ class FateJob:
 
     def make_checkpointer(self, model, optimizers, directory):
         options = {"schedule": cpr_ext.EverySteps(10)}
-        options["retention"] = cpr_ext.Retention(full_recovery_points=3)
+        retention = cpr_ext.Retention(full_recovery_points=3)
+        options["store"] = cpr_ext.StoreOptions(retention=retention)
         if self.settings.recovery == "full":
-            options |= {"priority": cpr_ext.AllRows(), "when_busy": "wait"}
+            options["priority"] = cpr_ext.AllRows()
+            options["schedule"] = cpr_ext.EverySteps(10, when_busy="wait")
         return self.checkpointer(model, optimizers, directory, **options)
 
     def train_step(self, job, step):

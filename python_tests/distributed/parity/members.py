@@ -10,6 +10,7 @@ import cpr_ext
 from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
+from python_tests.helpers import open_checkpointer
 
 ROWS, DIM = 50, 3
 
@@ -33,7 +34,7 @@ class Trainer:
                 value.copy_(torch.randn(value.shape, generator=generator))
         tables = [self.model[name].weight for name in ("large", "small")]
         self.optimizers = [make(tables), torch.optim.Adam(self.model["dense"].parameters())]
-        self.checkpointer = cpr_ext.Checkpointer(
+        self.checkpointer = open_checkpointer(
             self.model,
             self.optimizers,
             directory,

@@ -163,7 +163,7 @@ class ParityJob(DrawingJob):
 
     def train_step(self, job, step):
         if step == 0 and self.trained is not None:  # all went back to the very beginning
-            self.scheduler.load_state_dict(job.extra_state["scheduler"])
+            self.scheduler.load_state_dict(job.state["scheduler"])
         return super().train_step(job, step)
 
     def worker_options(self):

@@ -25,11 +25,7 @@ from cpr_ext.state.dense_schema import pack
 from cpr_ext.wings.callbacks.loops import ResumableLoader
 
 USERS, ITEMS, SAMPLES, BATCH, EPOCHS = 40, 30, 90, 8, 3
-OPTIONS = {
-    "schedule": cpr_ext.EverySteps(5),
-    "priority": cpr_ext.AllRows(),
-    "when_busy": "wait",
-}
+OPTIONS = {"schedule": cpr_ext.EverySteps(5, when_busy="wait"), "priority": cpr_ext.AllRows()}
 
 
 def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -56,9 +52,9 @@ class Run:
             os.kill(os.getpid(), signal.SIGKILL)
         return BATCH
 
-    def checkpointer(self, model: Any, optimizer: Any, stateful: Any = (), **more: Any) -> Any:
+    def checkpointer(self, model: Any, optimizer: Any, **more: Any) -> Any:
         self.ckpt = cpr_ext.Checkpointer(
-            model, optimizer, self.store, stateful=[self.batches, *stateful], **OPTIONS, **more
+            model, optimizer, self.store, state={"batches": self.batches, **more}, **OPTIONS
         )
         self.report = self.ckpt.recover()
         print("begins at step", self.report.step, "of epoch", self.batches.epoch, flush=True)
@@ -144,8 +140,8 @@ def recbole(run: Run) -> Any:
     def stopper() -> dict[str, Any]:
         return {name: getattr(trainer, name) for name in names}
 
-    with run.checkpointer(model, trainer.optimizer, extra_state=stopper) as ckpt:
-        vars(trainer).update(run.report.extra_state or {})
+    with run.checkpointer(model, trainer.optimizer, stopper=stopper) as ckpt:
+        vars(trainer).update(run.report.state.get("stopper", {}))
         trainer.start_epoch = batches.epoch
         with batches.reporting_to(ckpt):
             trainer.fit(batches, valid_data, saved=False, verbose=False)

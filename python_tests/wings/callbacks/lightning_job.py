@@ -78,8 +78,7 @@ def fit(store, *, every_steps=5, die_after=None, accumulate=1, **options):
     callback = CprCallback(
         store,
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(every_steps),
-        when_busy="wait",
+        schedule=cpr_ext.EverySteps(every_steps, when_busy="wait"),
         **options,
     )
     trainer = pl.Trainer(

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.errors import UsageError
 
 pytest.importorskip("opentelemetry.sdk")
@@ -43,9 +44,8 @@ def checkpointer(directory, *, has_copy=False):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
         *(model, optimizer, directory),
-        schedule=cpr_ext.EverySteps(2),
-        when_busy="wait",
-        remote=RemoteOptions(f"file://{directory}.copy") if has_copy else None,
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=StoreOptions(remote=RemoteOptions(f"file://{directory}.copy") if has_copy else None),
     )
     return model, optimizer, ckpt
 

@@ -104,9 +104,8 @@ def ckpt(tmp_path):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
         *(model, optimizer, tmp_path / "store"),
-        schedule=cpr_ext.EverySteps(2),
-        when_busy="wait",
-        remote=RemoteOptions(f"file://{tmp_path / 'copy'}"),
+        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
+        store=cpr_ext.StoreOptions(remote=RemoteOptions(f"file://{tmp_path / 'copy'}")),
     )
     ckpt.recover()
     ckpt.train_a_step = lambda: (

@@ -80,8 +80,7 @@ def fit(store, *, die_after=None, accumulate=1):
     callback = CprTrainerCallback(
         store,
         priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(5),
-        when_busy="wait",
+        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
     )
     trainer = make_trainer(model, f"{store}-output", gradient_accumulation_steps=accumulate)
     trainer.add_callback(callback)

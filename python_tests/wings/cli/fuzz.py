@@ -72,10 +72,8 @@ def make_store(directory: Path) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"t": nn.EmbeddingBag(100, 4, sparse=True)})
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    schedule = cpr_ext.EverySteps(1)
-    with cpr_ext.Checkpointer(
-        model, optimizer, directory, schedule=schedule, when_busy="wait", num_shards=2
-    ) as ckpt:
+    schedule = cpr_ext.EverySteps(1, when_busy="wait")
+    with cpr_ext.Checkpointer(model, optimizer, directory, schedule=schedule, num_shards=2) as ckpt:
         ckpt.recover()
         for step in range(3):
             optimizer.zero_grad()

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from cpr_ext.wings.tools.doctor import packages
-from cpr_ext.wings.tools.doctor.check import Check
+from cpr_ext.wings.tools import doctor
+from cpr_ext.wings.tools.doctor import Check
 
 
 @pytest.fixture(autouse=True)
 def _no_torchrec(monkeypatch):
-    monkeypatch.setattr(packages, "check_torchrec", lambda: Check("TorchRec", "note", "old", "new"))
+    monkeypatch.setattr(doctor, "check_torchrec", lambda: Check("TorchRec", "note", "old", "new"))
 
 
 def test_it_shows_what_it_found_and_the_remedy(cpr, tmp_path):

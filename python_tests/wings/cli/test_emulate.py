@@ -1,4 +1,4 @@
-"""``cpr emulate`` and ``cpr report``, as a person uses them: in processes of their own."""
+"""``cpr emulate``, as a person uses it: in processes of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pytest
 
 from python_tests import preloaded
 
@@ -72,29 +70,7 @@ def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path: Path) -> 
     assert other.returncode == 2
     assert "scenario.job.total_hours was 56" in other.stderr
 
-    page = tmp_path / "report.html"
-    made = cpr("report", out, "-o", page, "--png-dir", tmp_path / "png")
-    assert made.returncode == 0, made.stderr
-    assert "CPR-MFU" in page.read_text()
-    pictures = list((tmp_path / "png").glob("*.png"))
-    assert {path.name for path in pictures} >= {"runs-overhead.png", "runs-timeline.png"}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-
-
-@pytest.mark.parametrize("spends_bytes", [False, True])
-def test_rounded_rows_are_charged_by_the_bytes_of_the_trained_model(
-    spends_bytes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cpr_ext.wings.cli import main
-    from cpr_ext.wings.lab.emulation import emulation
-
-    asked = []
-    monkeypatch.setattr(emulation, "emulate", lambda *given, **options: asked.append(given))
-    spend = ["--spend-bytes"] if spends_bytes else []
-    monkeypatch.setattr(sys, "argv", ["cpr", "emulate", "--precision", "int8", *spend, "--quiet"])
-    with pytest.raises((SystemExit, AttributeError)):  # there is no campaign to show
-        main()
-    scenario, _, directory = asked[0]
-    assert (scenario.rounding.precision, scenario.rounding.spends_bytes) == ("int8", spends_bytes)
-    assert scenario.rounding.row_share == pytest.approx(36 / 76)  # 16 columns
-    assert directory == Path("runs/abstract-56h-synthetic-int8")
+    shown = cpr("emulate", *SMALL, "--seeds", 2, "--out", out, "--plot", tmp_path / "a.png")
+    assert shown.returncode == 0, shown.stderr
+    assert "CPR-MFU" in shown.stdout
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -44,7 +44,7 @@ def stores(tmp_path_factory):
 def damage(store):
     """Flip a bit of rows; the command ``damage`` of a golden text."""
     reader = StoreReader(store)
-    record = reader.manifest.shards[0][1]
+    record = reader.manifest.rows[1]
     flip(reader.path_of(record), record.header_bytes + 3)
     return 0, "", ""
 

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy import (
-    EmpiricalFailures,
-    ExponentialFailures,
-    GammaFailures,
-    JobCosts,
-    JobSize,
-)
+from cpr_ext.wings.policy import JobCosts, JobSize
 from cpr_ext.wings.policy.planner import Planner
 from cpr_ext.wings.policy.presets import PRESETS, find_preset
 
@@ -23,7 +17,7 @@ COSTS = JobCosts(0.1, 0.1, 0.05, 0.05)
 
 def preset_plan(name, **options):
     preset = find_preset(name)
-    planner = Planner(preset.job, preset.costs, preset.failures, **options)
+    planner = Planner(preset.job, preset.costs, preset.mtbf_hours, **options)
     return planner.plan(preset.target_pls)
 
 
@@ -69,57 +63,26 @@ def test_a_preset_says_where_every_figure_is_from(preset):
     st.floats(1, 200),
     st.floats(0.001, 1),
     st.floats(0.01, 1),
-    st.sampled_from(["training", "running"]),
 )
-def test_a_plan_keeps_to_its_target_and_takes_the_cheaper(
-    total, shards, mtbf, target, fraction, clock
-):
-    job, failures = JobSize(total, shards), ExponentialFailures(mtbf)
-    plan = Planner(job, COSTS, failures, fraction=fraction, clock=clock).plan(target)
+def test_a_plan_keeps_to_its_target_and_takes_the_cheaper(total, shards, mtbf, target, fraction):
+    plan = Planner(JobSize(total, shards), COSTS, mtbf, fraction=fraction).plan(target)
     full, _, vanilla, *prioritized = plan.strategies
-    floor = 2 * COSTS.save_hours / (mtbf * shards)  # lost while saving, however often
-    most = target * (1 + 1e-9) + (floor if clock == "running" else 0)
     for strategy in (vanilla, *prioritized):
-        assert strategy.expected.pls <= most
+        assert strategy.expected.pls <= target * (1 + 1e-9)
         assert strategy.interval_hours <= total
     cheaper = min(full, vanilla, prioritized[1], key=lambda strategy: strategy.overhead_fraction)
     assert plan.recommended.recovery == cheaper.recovery
     assert plan.recommended.overhead_fraction <= full.overhead_fraction
     for strategy in prioritized:
-        if clock == "training":
-            assert strategy.interval_hours == pytest.approx(vanilla.interval_hours)
+        assert strategy.interval_hours == pytest.approx(vanilla.interval_hours)
         saves = strategy.interval_hours / strategy.save_every_hours
         assert saves == pytest.approx(math.ceil(1 / fraction - 1e-9))
-
-
-@pytest.mark.parametrize(
-    ("failures", "clock", "why"),
-    [
-        (ExponentialFailures(28), "training", None),
-        (ExponentialFailures(28), "running", None),
-        (GammaFailures(0.7, 40), "training", "shape 0.70"),
-        (GammaFailures(1.005, 28), "training", None),
-        (GammaFailures(1.005, 28), "running", "redone"),
-        (EmpiricalFailures((20.0, 36.0)), "training", "times that were seen"),
-    ],
-)
-def test_it_simulates_where_the_formulas_do_not_hold_and_says_why(failures, clock, why):
-    plan = Planner(JobSize(56, 8), COSTS, failures, clock=clock).plan(0.1)
-    assert all(strategy.is_simulated == (why is not None) for strategy in plan.strategies)
-    assert ("simulated" in plan.notes[0]) == (why is not None)
-    assert why is None or why in plan.notes[0]
-
-
-def test_failures_that_come_evenly_are_simulated_until_they_no_longer_keep_step_with_saves():
-    failures = GammaFailures(100, 0.28)
-    assert Planner(JobSize(200 * 28, 8), COSTS, failures).why_simulated is not None
-    assert Planner(JobSize(4000 * 28, 8), COSTS, failures).why_simulated is None
 
 
 @pytest.mark.parametrize("target", [0, 1.01, -0.1])
 def test_a_target_that_is_no_share_is_refused(target):
     with pytest.raises(UsageError, match=f"target_pls is {target}"):
-        Planner(JobSize(56, 8), COSTS, ExponentialFailures(28)).plan(target)
+        Planner(JobSize(56, 8), COSTS, 28).plan(target)
 
 
 def test_a_preset_that_is_not_there_is_named_with_those_that_are():

@@ -11,7 +11,6 @@ from cpr_ext.wings.policy import (
     RunningPLS,
     exact_expected_pls,
     expected_pls,
-    expected_share_lost_once,
     interval_for_pls,
     portion_of_lost_samples,
 )
@@ -89,13 +88,6 @@ def test_the_interval_for_a_target_keeps_to_it(job, mtbf, target):
     assert expected_pls(job, mtbf, interval) <= target * (1 + 1e-12)
 
 
-@given(jobs, st.floats(0.1, 1e4), st.floats(1e-2, 1e5))
-def test_what_is_lost_once_is_a_share_and_never_above_pls(job, mtbf, interval):
-    once = expected_share_lost_once(job, mtbf, interval)
-    assert 0 <= once <= 1
-    assert once <= exact_expected_pls(job, mtbf, interval) * (1 + 1e-9)
-
-
 @pytest.mark.parametrize("target", [0, -0.1, 1.5, float("nan")])
 def test_a_target_that_is_no_share_is_refused(target):
     with pytest.raises(UsageError, match=f"target_pls is {target}; it is a share"):
@@ -103,16 +95,12 @@ def test_a_target_that_is_no_share_is_refused(target):
 
 
 @pytest.mark.parametrize("interval", [20, 70, 1000])
-def test_both_expectations_are_those_of_drawn_histories(interval):
+def test_the_expectation_is_that_of_drawn_histories(interval):
     """Shards fail on their own, every 25 h * 10 shards / 2 lost each time."""
     rng, histories = np.random.default_rng(0), 4000
-    lost = lost_once = 0.0
+    lost = 0.0
     for _ in range(histories):
         times = np.sort(rng.uniform(0, 100, rng.poisson(100 / 125)))
         since_save = times - np.floor(times / interval) * interval
         lost += since_save.sum() / 100
-        last = np.concatenate(([0.0], times[:-1]))
-        lost_once += np.minimum(since_save, times - last).sum() / 100
     assert lost / histories == pytest.approx(exact_expected_pls(JOB, 25, interval), rel=0.06)
-    once = expected_share_lost_once(JOB, 25, interval)
-    assert lost_once / histories == pytest.approx(once, rel=0.06)

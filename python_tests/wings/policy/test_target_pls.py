@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from cpr_ext import EverySteps, TargetPLS
 from cpr_ext.errors import UsageError
 from cpr_ext.schedules.intervals import Progress, RunCosts
-from cpr_ext.wings.policy import (
-    GammaFailures,
-    JobCosts,
-    JobSize,
-    ParityCosts,
-    interval_for_pls,
-)
-from cpr_ext.wings.policy.parity_expectation import expected_parity
+from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, interval_for_pls
+from cpr_ext.wings.policy.parity import expected_parity
 
 START = RunCosts(num_shards=8, fraction=0.125)
 MEASURED = replace(
@@ -62,26 +56,6 @@ def test_a_short_job_saves_no_more_often_than_it_needs():
     assert observed(schedule, MEASURED).interval_hours == pytest.approx(0.5)
     faster = replace(MEASURED, samples_per_hour=2e9)
     assert observed(schedule, faster).interval_hours == pytest.approx(0.25)
-
-
-def test_rounded_rows_keep_the_interval_unless_their_bytes_are_spent(caplog):
-    caplog.set_level(logging.INFO, "cpr_ext")
-    rounded = replace(MEASURED, row_share=0.25)
-    exact = observed(TargetPLS(0.02, mtbf_hours=28), MEASURED)
-    kept = observed(TargetPLS(0.02, mtbf_hours=28), rounded)
-    assert kept.interval_hours == exact.interval_hours
-    # The time of a save is of its rows, its bytes are fewer: of 99 GB an eighth, and 1 GB whole.
-    one, other = (schedule.plan.recommended for schedule in (exact, kept))
-    assert other.expected == one.expected
-    share = (0.25 * 99 / 8 + 1) / (99 / 8 + 1)
-    assert other.bytes_per_hour == pytest.approx(share * one.bytes_per_hour)
-    spent = observed(TargetPLS(0.02, mtbf_hours=28, spend_bytes=True), rounded)
-    assert spent.interval_hours == pytest.approx(share * exact.interval_hours)
-    assert f"expected PLS {0.02 * share:.3g}" in caplog.messages[-2]
-    assert (
-        observed(TargetPLS(0.02, mtbf_hours=28, spend_bytes=True), MEASURED).interval_hours
-        == exact.interval_hours
-    )
 
 
 @given(
@@ -173,8 +147,6 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
     [
         ({"target_pls": 0}, "target_pls is 0; it is a share"),
         ({"target_pls": 1.2}, "target_pls is 1.2"),
-        ({"mtbf_hours": None}, "needs mtbf_hours or failures"),
-        ({"failures": GammaFailures(1, 1)}, "and not both"),
         ({"mtbf_hours": -3}, "mtbf_hours is -3; it must be above 0"),
         ({"mtbf_hours": 0}, "mtbf_hours is 0"),
         ({"total_hours": 0}, "total_hours is 0"),

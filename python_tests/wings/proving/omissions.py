@@ -64,18 +64,19 @@ def train(forgotten):
     wrapper, average, reader = Wrapper(dense), Average(), Reader()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(dense, 0.5)
     generator = torch.Generator()
-    stateful = {"reader": reader, "generator": generator, "scheduler": scheduler}
-    stateful.pop(forgotten if forgotten in ("reader", "generator") else "", None)
+    state = {"reader": reader, "generator": generator, "scheduler": scheduler}
+    state.pop(forgotten if forgotten in ("reader", "generator") else "", None)
+    if forgotten != "average":
+        state["average"] = lambda: dict(average.weights)
     ckpt = cpr_ext.Checkpointer(
         whole,
         [tables, wrapper if forgotten == "inner" else dense],
         "store",
-        stateful=[*stateful.values()],
-        extra_state=None if forgotten == "average" else lambda: dict(average.weights),
+        state=state,
         num_shards=2,
     )
     report = ckpt.recover()
-    average.weights.update(report.extra_state or {})
+    average.weights.update(report.state.get("average", {}))
     while ckpt.step_count < 20:
         rows = reader.read(generator)
         tables.zero_grad()

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import cpr_ext
-from cpr_ext.errors import NotProvenError, UsageError
+from cpr_ext.errors import UsageError
 from cpr_ext.wings.cli.app import app
-from cpr_ext.wings.proving.prove import prove_script
-from python_tests.wings.proving import loops_of_functions as functions
+from cpr_ext.wings.proving.prove import prove
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = str(Path(__file__).with_name("omissions.py"))
@@ -17,7 +15,7 @@ SCRIPT = str(Path(__file__).with_name("omissions.py"))
 
 def test_a_script_that_saves_all_is_proven_and_its_own_store_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    proof = prove_script(SCRIPT)
+    proof = prove(SCRIPT)
     assert proof.is_proven, str(proof)
     assert proof.kills == [1, 2, 3, 4]
     assert proof.compared["arrays of tables"] == 3
@@ -30,16 +28,16 @@ def test_a_script_that_saves_all_is_proven_and_its_own_store_stays_as_it_is(tmp_
 @pytest.mark.parametrize(
     ("forgotten", "what", "variable", "remedy"),
     [
-        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "stateful=[reader]"),
-        ("generator", "input 1 of ", "train: generator", "stateful=[generator]"),
+        ("reader", "input 1 of ", "train: reader.state_dict()['next_batch']", "'reader': reader}"),
+        ("generator", "input 1 of ", "train: generator", "state={'generator': generator}"),
         ("scheduler", "'lr' of group 0: it is 0.1, and was 0.05", "", "before the Checkpointer's"),
-        ("average", "average.weights['0.weight']", "average.weights", "save average.weights with"),
+        ("average", "average.weights['0.weight']", "average.weights", "lambda: average.weights}"),
         ("inner", "of the model", "train: dense.state[0]", "Checkpointer(model, [..., dense]"),
         ("teacher", "loss 1", "teacher.weight", "one module that holds the model and teacher"),
     ],
 )
 def test_what_a_script_forgets_is_named_with_its_remedy(forgotten, what, variable, remedy):
-    proof = prove_script(SCRIPT, [forgotten])
+    proof = prove(SCRIPT, [forgotten])
     assert not proof.is_proven
     found = proof.difference
     assert (found.killed_after, found.step) == (1, 2)
@@ -50,25 +48,7 @@ def test_what_a_script_forgets_is_named_with_its_remedy(forgotten, what, variabl
 
 
 def test_a_variable_that_may_differ_is_ignored():
-    assert prove_script(SCRIPT, ["average"], steps=3, ignore=["average"]).is_proven
-
-
-def test_functions_are_proven_and_what_build_returns_is_saved():
-    proof = cpr_ext.prove(functions.build, functions.train_step, steps=4)
-    assert "proven: python_tests.wings.proving.loops_of_functions.train_step" in str(proof)
-    with pytest.raises(
-        NotProvenError, match=r"(?s)input 1 of .*others.*position.*it is 3, and was 6"
-    ):
-        cpr_ext.prove(
-            functions.build, functions.train_step, 4, make_checkpointer=functions.forgets_others
-        )
-
-
-def test_functions_that_another_process_cannot_import_are_refused():
-    with pytest.raises(UsageError, match=r"build is .*<lambda>.*needed: a function at the top of"):
-        cpr_ext.prove(lambda: None, functions.train_step)
-    with pytest.raises(UsageError, match="steps is 1; a proof needs at least 2"):
-        cpr_ext.prove(functions.build, functions.train_step, steps=1)
+    assert prove(SCRIPT, ["average"], steps=3, ignore=["average"]).is_proven
 
 
 LOOP = """
@@ -122,7 +102,7 @@ def write(path, **changes):
     ],
 )
 def test_other_ways_to_differ(tmp_path, changes, text):
-    proof = prove_script(write(tmp_path / "train.py", **changes), steps=4)
+    proof = prove(write(tmp_path / "train.py", **changes), steps=4)
     with pytest.raises(AssertionError, match=text):
         assert proof.is_proven, str(proof)
 
@@ -138,18 +118,26 @@ def test_a_script_that_trains_nothing_says_so(tmp_path, source, text):
     script = tmp_path / "train.py"
     script.write_text(source)
     with pytest.raises(UsageError, match=text):
-        prove_script(str(script))
+        prove(str(script))
+
+
+def test_one_step_is_no_proof():
+    with pytest.raises(UsageError, match="steps is 1; a proof needs at least 2"):
+        prove(SCRIPT, steps=1)
 
 
 def test_a_script_that_does_not_recover_shows_the_error_of_its_new_process(tmp_path):
     script = write(tmp_path / "train.py", recover="pass")
     with pytest.raises(UsageError, match=r"(?s)after the kill at step 1 .*call recover\(\) before"):
-        prove_script(script)
+        prove(script)
 
 
 def test_options_whose_losses_are_known_are_replaced_and_named(tmp_path):
-    script = write(tmp_path / "train.py", store="'store', precision=cpr_ext.Precision('int8')")
-    text = str(prove_script(script, steps=2))
+    script = write(
+        tmp_path / "train.py",
+        store="'store', store=cpr_ext.StoreOptions(precision=cpr_ext.Precision('int8'))",
+    )
+    text = str(prove(script, steps=2))
     assert "not proven: what snapshots lose by precision=Precision(" in text
 
 
@@ -157,7 +145,7 @@ def test_the_command_ends_with_1_if_something_differs():
     run = CliRunner().invoke
     done = run(app, ["prove", "--steps", "3", SCRIPT, "generator"])
     assert done.exit_code == 1
-    assert "remedy: pass stateful=[generator]" in done.output
+    assert "remedy: pass state={'generator': generator}" in done.output
     done = run(app, ["prove", "--steps", "2", "--json", str(ROOT / "examples/quickstart.py")])
     assert (done.exit_code, '"is_proven": true' in done.output) == (0, True)
 
@@ -174,7 +162,7 @@ def test_the_command_ends_with_1_if_something_differs():
 def test_examples_that_train_resume(example, module, ignore, monkeypatch):
     pytest.importorskip(module)
     monkeypatch.chdir(ROOT)  # an example reads a file of it
-    proof = prove_script(str(ROOT / f"examples/{example}.py"), steps=3, ignore=ignore)
+    proof = prove(str(ROOT / f"examples/{example}.py"), steps=3, ignore=ignore)
     assert proof.is_proven, str(proof)
 
 
@@ -182,4 +170,4 @@ def test_the_process_of_a_proof_is_a_new_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     script = write(tmp_path / "train.py", recover="open('no file')")
     with pytest.raises(UsageError, match="No such file or directory: 'no file'"):
-        prove_script(script)
+        prove(script)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
+from cpr_ext import Retention, StoreOptions
 from cpr_ext.wings.publishing import PositionError, RowBatch, changed_rows
 from python_tests import preloaded
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
@@ -50,7 +51,7 @@ def test_it_yields_only_rows_of_later_snapshots(trained):
     ids = torch.cat([b.row_ids for b in changes if b.table == "tables.big"]).tolist()
     assert {5, 600} <= set(ids)
     assert len(ids) == len(set(ids)) < 300
-    assert changes.copied_shards == ()
+    assert not changes.is_copy
     consumer.follow(trained.store.directory, on_gap="raise")
     assert changed_rows(trained.store.directory, consumer.position).is_empty
     assert_as_recovered(consumer, trained)
@@ -63,7 +64,7 @@ def assert_as_recovered(consumer, trained):
 
 
 def files_of(trained):
-    return [[record.file for record in records] for records in trained.store.manifest.shards]
+    return [record.file for record in trained.store.manifest.rows]
 
 
 def reopen(trained):
@@ -72,7 +73,7 @@ def reopen(trained):
         TABLES,
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
+        store=StoreOptions(None),
         priority=cpr_ext.MostFrequentlyUsed(0.2),
     )
     again.checkpointer.recover(mode="full")
@@ -86,32 +87,25 @@ def test_after_a_roll_back_a_copy_is_needed(trained):
     trained.die()
     reopen(trained).die()
     again = reopen(trained)  # a process after the one that rolled back uses the numbers again
-    for _ in before[0][1:]:
-        train_rows(again, [5, 300, 600])  # of each shard
+    for _ in before[1:]:
+        train_rows(again, [5, 300, 600])
         save(again)
     assert files_of(again) == before
     with pytest.raises(PositionError, match="rolled back"):
         changed_rows(again.store.directory, consumer.position)
     changes = consumer.follow(again.store.directory)
-    assert changes.copied_shards == (0, 1, 2)
+    assert changes.is_copy
     assert_as_recovered(consumer, again)
 
 
-def test_an_iteration_restarts_at_any_batch(trained):
+def test_a_store_that_moved_on_is_no_longer_at_a_state(trained):
     store = trained.store.directory
-    whole = list(changed_rows(store, states=True))
     until = changed_rows(store).until
-    assert len(whole) > 3
-    for skip in (0, 1, len(whole) - 1, len(whole)):
-        rest = list(changed_rows(store, states=True, until=until, skip=skip))
-        assert [b.number for b in rest] == [b.number for b in whole[skip:]]
-        for left, right in zip(rest, whole[skip:], strict=True):
-            assert torch.equal(left.row_ids, right.row_ids)
-            assert_same(left.arrays, right.arrays)
+    assert list(changed_rows(store, until=until))
     trained.train(1)
     save(trained)
     with pytest.raises(PositionError, match="no longer"):
-        changed_rows(store, until=until, skip=1)
+        changed_rows(store, until=until)
 
 
 def test_windows_of_row_ids_change_nothing(trained, monkeypatch):
@@ -191,8 +185,7 @@ def _reopen(directory, priority):
         num_shards=2,
         priority=priority,
         schedule=cpr_ext.EverySteps(10**9),
-        rebase_after=None,
-        retention=cpr_ext.Retention(full_recovery_points=2),
+        store=StoreOptions(rebase_after=None, retention=Retention(full_recovery_points=2)),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16),
     )
     trained.checkpointer.recover()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.wings.publishing import (
     KeyedRows,
@@ -50,10 +50,10 @@ class Dictionary:
         self.position = changes.until
 
 
-def recovered(store, copy, *, states=False, **options):
+def recovered(directory, copy, *, states=False, **options):
     """Return what recover() gives of a store: weights by key, or weights and states."""
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(store, copy)
+    shutil.copytree(directory, copy)
     job = KeyedJob(copy, seed=9, **options)
     job.ckpt.recover()
     job.ckpt.close()
@@ -66,7 +66,7 @@ def of(keyed):
 
 
 def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
-    job = KeyedJob(tmp_path / "store", rebase_after=None)
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
     keyed = KeyedRows(SLOTS, DIM)
     subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
     before, num_gone = set(), 0
@@ -121,7 +121,7 @@ def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_o
 
 
 def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, rebase_after=None)
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
     consumer, kept = Dictionary(), Dictionary()
     for cut_off_after in (None, 1, 2, None):
         job.train(10, new_ids=12)
@@ -134,13 +134,16 @@ def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
 
 
 def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, rebase_after=None)
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
     job.train(7)
     job.ckpt.wait()
     shutil.copytree(tmp_path / "store", tmp_path / "before")
     consumer = Dictionary()
     consumer.follow(tmp_path / "store")
-    job.train(5)
+    for _ in range(2):  # two segments, of a batch each
+        job.train(5, new_ids=12)
+        job.ckpt.save()
+        job.ckpt.wait()
     job.end()
     consumer.follow(tmp_path / "store", cut_off_after=1)
     shutil.rmtree(tmp_path / "store")
@@ -225,7 +228,7 @@ def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
 
 
 def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
-    job = KeyedJob(tmp_path / "store", rebase_after=None)
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
     main = runpy.run_path(str(EXAMPLE))["main"]
     arguments = [str(tmp_path / "rows"), "--states", "3", "--pause", "0.01"]
     shown = expected = ""
@@ -249,14 +252,3 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
     assert "".join(line for line in shown.splitlines(True) if line[:5] == "items") == expected
     assert of(tables[TABLE]) == now
     job.end()
-
-
-def test_parquet_has_the_keys_too(tmp_path):
-    pytest.importorskip("pyarrow")
-    job = KeyedJob(tmp_path / "store", precision=cpr_ext.Precision(partial="float16"))
-    job.train(20)
-    job.end()
-    publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")
-    keyed = KeyedRows(SLOTS, DIM)
-    Subscriber(tmp_path / "rows", {TABLE: keyed}).poll()
-    assert of(keyed).keys() == job.keys_at[16]

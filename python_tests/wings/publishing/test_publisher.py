@@ -12,7 +12,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.wings.publishing import PositionError, Subscriber, publish, publisher, read_publication
+from cpr_ext.wings.publishing import Subscriber, publish, publisher, read_publication
 from cpr_ext.wings.publishing.part_file import checksum_of
 from cpr_ext.wings.publishing.publication import FORMAT_NAME, INDEX_FILE
 from cpr_ext.wings.publishing.subscriber import put_rows
@@ -50,12 +50,11 @@ def assert_serves_what_recovery_restores(tables, trained):
         assert same_bits(tables[name].weight.detach(), arrays["weight"]), name
 
 
-@pytest.mark.parametrize("file_format", ["safetensors", "parquet"])
-def test_a_subscriber_follows_training(trained, store, tmp_path, file_format):
+def test_a_subscriber_follows_training(trained, store, tmp_path):
     tables = served()
     subscriber = Subscriber(tmp_path / "p", tables)
     assert subscriber.poll() is None
-    first = publish(store, tmp_path / "p", file_format=file_format, states=True, part_bytes=1 << 10)
+    first = publish(store, tmp_path / "p", states=True, part_bytes=1 << 10)
     assert first.wrote_whole
     applied = subscriber.poll()
     assert applied.was_whole
@@ -63,44 +62,12 @@ def test_a_subscriber_follows_training(trained, store, tmp_path, file_format):
     assert subscriber.poll() is None
     for number in (2, 3):
         train_and_save(trained)
-        report = publish(store, tmp_path / "p", file_format=file_format, renew_after=100)
+        report = publish(store, tmp_path / "p", renew_after=100)
         assert 0 < report.rows < first.rows
         applied = subscriber.poll()
         assert (applied.number, applied.was_whole, applied.rows) == (number, False, report.rows)
     assert publish(store, tmp_path / "p").file_bytes == 0
     assert_serves_what_recovery_restores(tables, trained)
-
-
-def test_a_publication_begins_at_a_position(trained, store, tmp_path, monkeypatch):
-    from cpr_ext.wings.cli.app import run
-
-    tables = served()
-    Subscriber(tmp_path / "p", tables).poll()
-    report = publish(store, tmp_path / "p")
-    assert Subscriber(tmp_path / "p", tables).poll().was_whole
-    (tmp_path / "since.json").write_text(json.dumps({"position": report.position.to_json()}))
-    for number in (1, 2):
-        train_and_save(trained)
-        arguments = [] if number > 1 else ["--since", str(tmp_path / "since.json")]
-        arguments = ["cpr", "publish", str(store), "--to", str(tmp_path / "q"), *arguments]
-        monkeypatch.setattr("sys.argv", arguments)
-        with pytest.raises(SystemExit) as ended:
-            run()
-        assert not ended.value.code
-    first = read_publication(tmp_path / "q").updates[0]
-    assert not first.is_whole
-    assert sum(file.rows for file in first.files) < report.rows / 2
-    with pytest.raises(PositionError, match="--whole"):
-        Subscriber(tmp_path / "q", served()).poll()
-    with pytest.raises(cpr_ext.UsageError, match="since"):
-        publish(store, tmp_path / "q", since=report.position)
-    applied = Subscriber(tmp_path / "q", tables, position=report.position).poll()
-    assert (applied.number, applied.was_whole) == (2, False)
-    assert_serves_what_recovery_restores(tables, trained)
-    assert publish(store, tmp_path / "q", whole=True).wrote_whole
-    fresh = served()
-    assert Subscriber(tmp_path / "q", fresh).poll().was_whole
-    assert_serves_what_recovery_restores(fresh, trained)
 
 
 def test_a_new_subscriber_needs_no_past(trained, store, tmp_path):
@@ -186,8 +153,6 @@ def test_what_does_not_fit_is_refused(store, tmp_path):
             Subscriber(tmp_path / "p", tables).poll()
     with pytest.raises(cpr_ext.StoreError, match="is no publication"):
         publish(store, tmp_path)
-    with pytest.raises(cpr_ext.UsageError, match="csv"):
-        publish(store, tmp_path / "q", file_format="csv")
 
 
 def test_another_store_begins_anew_when_asked(store, tmp_path):

@@ -24,7 +24,6 @@ from python_tests.wings.remote.faulty_objects import MemoryObjects
 from python_tests.wings.remote.faulty_service import faulty_s3_service
 from python_tests.wings.remote.servers import SECRET, empty_bucket
 from python_tests.wings.remote.test_remote_copy import (
-    MEMORY,
     OPTIONS,
     SMALL,
     begin,
@@ -200,42 +199,13 @@ def test_a_listing_that_lags_costs_no_state_and_no_writer_is_overwritten(tmp_pat
         other.checkpointer.close()
 
 
-def eight_shards(directory, remote=MEMORY):
-    options = {**OPTIONS, "num_shards": 8}
-    trained = Trained(directory, {"big": (4000, 4)}, remote=remote, **options)
-    trained.report = trained.checkpointer.recover()
-    return trained
-
-
-def test_one_shard_of_eight_reads_an_eighth(objects, tmp_path):
-    trained = eight_shards(tmp_path / "a")
-    train_and_save(trained)
-    trained.checkpointer.close()
-    again = eight_shards(tmp_path / "a", remote=None)
-    rows = again.rows()
-    again.die()
-    whole = sum(
-        len(data)
-        for key, data in objects.held.items()
-        if "dense" not in key and key.startswith("objects/")
-    )
-    for path in (tmp_path / "a/segments").glob("*-00003-*"):
-        path.unlink()
-    objects.bytes_read = 0
-    again = eight_shards(tmp_path / "a")
-    assert whole / 9 < objects.bytes_read < whole / 7 + 5 * len(objects.held["HEAD"])
-    assert_same(again.rows(), rows)
-    assert not again.report.damaged_segments
-    again.checkpointer.close()
-
-
 def test_damage_that_is_refused_is_healed_first(objects, tmp_path):
     trained = begin(tmp_path / "a")
     train_and_save(trained)
     assert trained.checkpointer.store.origin.wait(30)
     trained.checkpointer.recover()
     rows = trained.rows()
-    record = trained.store.manifest.shards[1][0]
+    record = trained.store.manifest.rows[0]
     for shards in (None, [1]):
         flip(trained.store.path_of(record), record.file_bytes - 1)
         report = trained.checkpointer.recover(shards=shards, on_damage="raise")

@@ -117,7 +117,7 @@ def test_of_two_processes_one_reads_the_copy_and_the_other_is_refused(stores, tm
 
 
 def test_a_read_that_was_cut_off_is_no_store_and_begins_again(stores, tmp_path, monkeypatch):
-    objects = Interrupted(at=4)
+    objects = Interrupted(at=2)
     writer_of(objects, stores[0]).copy(state_of(stores[0]))
 
     def cut():

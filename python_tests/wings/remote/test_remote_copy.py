@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from cpr_ext.wings.remote import (
     RemoteError,
     RemoteOptions,
@@ -68,7 +69,7 @@ MEMORY = RemoteOptions("memory:///")
 
 
 def begin(directory, seed=0, remote=MEMORY):
-    trained = Trained(directory, SMALL, seed=seed, remote=remote, **OPTIONS)
+    trained = Trained(directory, SMALL, seed=seed, store=StoreOptions(remote=remote), **OPTIONS)
     trained.report = trained.checkpointer.recover()
     return trained
 
@@ -311,8 +312,7 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
     trained.checkpointer.close()
     monkeypatch.setattr("cpr_ext.wings.remote.opening.open_objects", lambda options: objects)
     for arguments, expected in [
-        (["inspect"], "memory:///: 2 shards"),
-        (["inspect", "--table", "tables.big"], "60 rows"),
+        (["inspect"], "memory:///: 2 tables"),
         (["verify", "--quiet"], "memory:///: no damage"),
         (["inspect", "--json"], '"store": "memory:///"'),
         (["export", str(tmp_path / "out")], "model.safetensors"),

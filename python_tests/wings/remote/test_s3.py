@@ -77,7 +77,11 @@ def test_a_segment_of_more_than_10000_of_the_least_parts_is_sent_and_recovered(
 def started(model, directory, options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizer, directory, remote=options, schedule=cpr_ext.EverySteps(10**9)
+        model,
+        optimizer,
+        directory,
+        store=cpr_ext.StoreOptions(remote=options),
+        schedule=cpr_ext.EverySteps(10**9),
     )
     checkpointer.recover()
     yield checkpointer

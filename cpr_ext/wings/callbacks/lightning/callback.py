@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
-from cpr_ext.state.stateful import as_stateful
+from cpr_ext.state.stateful import joined_state
 from cpr_ext.wings.callbacks.loops import first_dimension
 
 
@@ -57,10 +57,9 @@ class CprCallback(Callback):  # type: ignore[misc]
                 "leave one of them out"
             )
         options = dict(self._options)
-        own = as_stateful(options.pop("stateful", None))
-        stateful = [trainer.fit_loop, *_stateful_parts(trainer), *own]
+        state = joined_state(options.pop("state", None), _state_of(trainer))
         self.checkpointer = Checkpointer(
-            pl_module, trainer.optimizers, self._directory, stateful=stateful, **options
+            pl_module, trainer.optimizers, self._directory, state=state, **options
         )
         self.report = self.checkpointer.recover()
         if self.report.step == 0:
@@ -93,10 +92,12 @@ class CprCallback(Callback):  # type: ignore[misc]
             checkpointer.__exit__(type(exception), exception, exception.__traceback__)
 
 
-def _stateful_parts(trainer: Any) -> list[Any]:
+def _state_of(trainer: Any) -> dict[str, Any]:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return schedulers if scaler is None else [*schedulers, scaler]
+    state = {f"trainer.scheduler.{number}": each for number, each in enumerate(schedulers)}
+    if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
+        state["trainer.scaler"] = scaler
+    return {"trainer.fit_loop": trainer.fit_loop, **state}
 
 
 def _require_one_process(trainer: Any) -> None:

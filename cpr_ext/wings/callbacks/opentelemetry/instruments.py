@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -25,20 +25,16 @@ class Instrument:
     Attributes:
         name: with dots, as OpenTelemetry's; Prometheus has underscores, the unit and ``_total``.
         unit: UCUM: ``s`` seconds, ``By`` bytes, ``1`` a ratio, ``{step}`` what is counted.
-        kind: a counter only grows while a process lives.
+        kind: ``counter`` or ``gauge``; a counter only grows while a process lives.
         description: what it is.
         read: returns its values.
     """
 
     name: str
     unit: str
-    kind: Literal["counter", "gauge"]
+    kind: str
     description: str
     read: Callable[[Checkpointer], Readings]
-
-
-def _of(field: str) -> Callable[[Checkpointer], Readings]:
-    return lambda checkpointer: {(): getattr(checkpointer.metrics, field)}
 
 
 def _snapshots(checkpointer: Checkpointer) -> Readings:
@@ -50,116 +46,61 @@ def _snapshots(checkpointer: Checkpointer) -> Readings:
     }
 
 
-def _of_remote(field: str) -> Callable[[Checkpointer], Readings]:
+def _of(path: str) -> Callable[[Checkpointer], Readings]:
+    """Return what reads a field of the metrics, or of ``parity``, ``remote`` or the ``job``."""
+    holder, _, field = path.rpartition(".")
+
     def read(checkpointer: Checkpointer) -> Readings:
-        status = checkpointer.remote_status()
-        return {} if status is None else {(): getattr(status, field)}
+        held: Any = checkpointer if holder == "job" else checkpointer.metrics
+        if holder == "parity":
+            held = held.parity
+        if holder == "remote":
+            held = checkpointer.remote_status()
+        if held is None:
+            return {}
+        value = getattr(held, field)
+        return {(): int(value) if isinstance(value, bool) else value}
 
     return read
 
 
-def _of_parity(field: str) -> Callable[[Checkpointer], Readings]:
-    def read(checkpointer: Checkpointer) -> Readings:
-        parity = checkpointer.metrics.parity
-        return {} if parity is None else {(): int(getattr(parity, field))}
-
-    return read
+def _instrument(line: str) -> Instrument:
+    name, unit, kind, path, description = (cell.strip() for cell in line.split("|"))
+    assert kind == "counter" or kind == "gauge"
+    return Instrument(name, unit, kind, description, _of(path) if path else _snapshots)
 
 
+_TABLE = """
+cpr.step | {step} | gauge | job.step_count | Training steps done, those before a restart included.
+cpr.snapshots | {snapshot} | counter | | Snapshots, by kind: base, partial, failed.
+cpr.snapshot.step | {step} | gauge | snapshot_step | Step of the newest durable snapshot.
+cpr.snapshot.time | s | gauge | snapshot_time | When the newest snapshot became durable, in \
+seconds since the epoch; 0: none has.
+cpr.complete.step | {step} | gauge | complete_step | Step of the newest full-recovery point.
+cpr.written | By | counter | bytes_written | Bytes of committed segments.
+cpr.stall.time | s | counter | stall_seconds | Time for which saving blocked training.
+cpr.stall.longest | s | gauge | max_stall_seconds | The longest such time in one step.
+cpr.pls | 1 | gauge | portion_of_lost_samples | Portion of lost samples.
+cpr.samples.lost | {sample} | gauge | samples_lost | Samples whose effect failures removed.
+cpr.row_updates | {row} | counter | row_updates | Updates of rows by training.
+cpr.row_updates.lost | {row} | gauge | row_updates_lost | Those that recoveries reverted; absent: \
+not known.
+cpr.rows.damaged | {row} | counter | rows_damaged | Rows that damage of the store made older.
+cpr.rows.changed_unseen | {row} | counter | rows_changed_unseen | Rows found to have changed \
+outside of what PyTorch shows.
+cpr.checks | {check} | counter | checks | Comparisons of unchanged rows, without a difference.
+cpr.read_backs.failed | {snapshot} | counter | read_backs_failed | Snapshots read back as damaged.
+cpr.remote.lag | s | gauge | remote.lag_seconds | Age of the oldest state that is not in the copy; \
+absent: there is no copy.
+cpr.remote.lag.size | By | gauge | remote.lag_bytes | What is to be sent of the newest state.
+cpr.parity.protected | 1 | gauge | parity.protected | 1: peers could rebuild this worker's rows \
+now; absent: it has no parity.
+cpr.parity.lag | {step} | gauge | parity.lag_steps | Steps that the peers do not have yet.
+cpr.parity.rebuilds | {rebuild} | counter | parity.rebuilds | Rebuilds of rows or parity.
+"""
 #: Every metric; docs/monitoring.md lists them.
-INSTRUMENTS: tuple[Instrument, ...] = (
-    Instrument(
-        *("cpr.step", "{step}", "gauge", "Training steps done, those before a restart included."),
-        lambda checkpointer: {(): checkpointer.step_count},
-    ),
-    Instrument(
-        *("cpr.snapshots", "{snapshot}", "counter", "Snapshots, by kind: base, partial, failed."),
-        _snapshots,
-    ),
-    Instrument(
-        *("cpr.snapshot.step", "{step}", "gauge", "Step of the newest durable snapshot."),
-        _of("snapshot_step"),
-    ),
-    Instrument(
-        *("cpr.snapshot.time", "s", "gauge"),
-        "When the newest snapshot became durable, in seconds since the epoch; 0: none has.",
-        _of("snapshot_time"),
-    ),
-    Instrument(
-        *("cpr.complete.step", "{step}", "gauge", "Step of the newest full-recovery point."),
-        _of("complete_step"),
-    ),
-    Instrument(
-        *("cpr.written", "By", "counter", "Bytes of committed segments."), _of("bytes_written")
-    ),
-    Instrument(
-        *("cpr.stall.time", "s", "counter", "Time for which saving blocked training."),
-        _of("stall_seconds"),
-    ),
-    Instrument(
-        *("cpr.stall.longest", "s", "gauge", "The longest such time in one step."),
-        _of("max_stall_seconds"),
-    ),
-    Instrument(
-        *("cpr.pls", "1", "gauge", "Portion of lost samples."), _of("portion_of_lost_samples")
-    ),
-    Instrument(
-        *("cpr.samples.lost", "{sample}", "gauge", "Samples whose effect failures removed."),
-        _of("samples_lost"),
-    ),
-    Instrument(
-        *("cpr.row_updates", "{row}", "counter", "Updates of rows by training."),
-        _of("row_updates"),
-    ),
-    Instrument(
-        *("cpr.row_updates.lost", "{row}", "gauge"),
-        "Those that recoveries reverted; absent: not known.",
-        _of("row_updates_lost"),
-    ),
-    Instrument(
-        *("cpr.rows.damaged", "{row}", "counter", "Rows that damage of the store made older."),
-        _of("rows_damaged"),
-    ),
-    Instrument(
-        *("cpr.rows.changed_unseen", "{row}", "counter"),
-        "Rows found to have changed outside of what PyTorch shows.",
-        _of("rows_changed_unseen"),
-    ),
-    Instrument(
-        *(
-            "cpr.checks",
-            "{check}",
-            "counter",
-            "Comparisons of unchanged rows, without a difference.",
-        ),
-        _of("checks"),
-    ),
-    Instrument(
-        *("cpr.read_backs.failed", "{snapshot}", "counter", "Snapshots read back as damaged."),
-        _of("read_backs_failed"),
-    ),
-    Instrument(
-        *("cpr.remote.lag", "s", "gauge"),
-        "Age of the oldest state that is not in the copy; absent: there is no copy.",
-        _of_remote("lag_seconds"),
-    ),
-    Instrument(
-        *("cpr.remote.lag.size", "By", "gauge", "What is to be sent of the newest state."),
-        _of_remote("lag_bytes"),
-    ),
-    Instrument(
-        *("cpr.parity.protected", "1", "gauge"),
-        "1: peers could rebuild this worker's rows now; absent: it has no parity.",
-        _of_parity("protected"),
-    ),
-    Instrument(
-        *("cpr.parity.lag", "{step}", "gauge", "Steps that the peers do not have yet."),
-        _of_parity("lag_steps"),
-    ),
-    Instrument(
-        *("cpr.parity.rebuilds", "{rebuild}", "counter", "Rebuilds of rows or parity."),
-        _of_parity("rebuilds"),
-    ),
+INSTRUMENTS: tuple[Instrument, ...] = tuple(
+    _instrument(line) for line in _TABLE.strip().splitlines()
 )
 
 

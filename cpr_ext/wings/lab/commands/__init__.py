@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cpr_ext.wings.lab.commands.emulate import emulate
-from cpr_ext.wings.lab.commands.report import report
 from cpr_ext.wings.lab.commands.train import train
 
-COMMANDS = (train, emulate, report)
+COMMANDS = (train, emulate)

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpr_ext.errors import UsageError
 from cpr_ext.wings.cli.numbers import Amount
 from cpr_ext.wings.cli.output import json_option, print_table
-from cpr_ext.wings.cli.required import require_for_training
-from cpr_ext.wings.tools.commands.parity_inputs import cost_options, parity_costs
+from cpr_ext.wings.cli.required import require_for_training, require_picture
+from cpr_ext.wings.tools.commands.plan_inputs import parity_costs, parity_options
 
 if TYPE_CHECKING:
     from cpr_ext.wings.lab.emulation.campaign import Campaign
     from cpr_ext.wings.lab.emulation.scenario import Scenario
-    from cpr_ext.wings.lab.emulation.strategies import EmulatedRounding
 
 _EPILOG = """\b
 Examples:
   cpr emulate
   cpr emulate --preset abstract-56h --data movietweetings:DIR --seeds 20
   cpr emulate --preset production-50h --strategy full --strategy cpr-mfu
-  cpr emulate --pls 0.01 --costs measured --out runs/measured
-  cpr report runs/abstract-56h-synthetic -o report.html
+  cpr emulate --pls 0.01 --save-minutes 1 --plot emulation.png
 
 Running the same command again continues where it stopped, also after kill -9; with more --seeds or
 another --strategy it adds those runs."""
@@ -79,11 +76,6 @@ _POSITIVE = Amount(above=0)
 @click.option("--shards-lost", type=click.IntRange(min=1), help="Shards lost at each failure.")
 @click.option("--mtbf-hours", type=_POSITIVE, help="Mean time between failures of the job.")
 @click.option(
-    "--gamma-shape",
-    type=_POSITIVE,
-    help="Draw times to failure from a gamma distribution of this shape; 1 is exponential.",
-)
-@click.option(
     "--failures",
     "num_failures",
     type=click.IntRange(min=0),
@@ -95,40 +87,20 @@ _POSITIVE = Amount(above=0)
 @click.option("--load-minutes", type=Amount(0), help="Loading all shards.")
 @click.option("--load-shard-minutes", type=Amount(0), help="Loading lost shards.")
 @click.option("--reschedule-minutes", type=Amount(0), help="Replacing a node.")
-@click.option(
-    "--precision",
-    type=click.Choice(["float16", "int8"]),
-    help="Round the rows that CPR-SCAR, -MFU and -SSU save. Their saves are charged by their "
-    "bytes.  [default: float32]",
-)
-@click.option(
-    "--spend-bytes",
-    is_flag=True,
-    help="With --precision: save as often as the bytes per hour of float32 allow.",
-)
-@cost_options
-@click.option(
-    "--costs",
-    type=click.Choice(["given", "measured"]),
-    default="given",
-    show_default=True,
-    help="given: the preset's, or those of the options above. measured: saving, loading and "
-    "counting as this library does them on this machine and the disk of --out, scaled to "
-    "--table-gb.",
-)
-@click.option(
-    "--table-gb",
-    type=_POSITIVE,
-    default=100.0,
-    show_default=True,
-    help="With --costs measured: size of the job's tables in GB (10^9 bytes), all shards together.",
-)
+@parity_options
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     help="Runs side by side.  [default: as many as cores and free memory allow]",
 )
 @json_option
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the overhead by strategy, and the accuracy lost over PLS (PNG, SVG or PDF).",
+)
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def emulate(**given: Any) -> None:
     """Train under emulated failures, once per strategy and seed, and compare what it costs.
@@ -137,17 +109,17 @@ def emulate(**given: Any) -> None:
     job charges its saves and failures what they would cost there. The defaults take a few minutes
     on two cores and need no data.
     """
+    require_picture("cpr emulate", given["plot_file"])
     require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
-    from cpr_ext.wings.lab.commands.emulation_progress import EmulationBar
+    from cpr_ext.wings.lab.commands.progress import RunBar
     from cpr_ext.wings.lab.emulation.emulation import emulate as play
     from cpr_ext.wings.lab.emulation.run_strategy import Training
-    from cpr_ext.wings.lab.emulation.strategies import STRATEGIES
+    from cpr_ext.wings.lab.emulation.scenario import STRATEGIES
     from cpr_ext.wings.lab.emulation.summary import to_json
 
     data = given["data"]
-    rounded = f"-{given['precision']}" if given["precision"] else ""
-    default = f"{given['preset']}-{data.partition(':')[0]}{rounded}"
+    default = f"{given['preset']}-{data.partition(':')[0]}"
     out = given["out"] or Path("runs") / default
     asked = given["strategies"] or [name for name in STRATEGIES if name != "parity"]
     with_parity = ["parity"] if given["parity_group_size"] is not None else []
@@ -155,7 +127,7 @@ def emulate(**given: Any) -> None:
     training = Training(
         data, given["model"], given["epochs"], given["batch_size"], given["steps"]
     )  # fmt: skip
-    with EmulationBar(disable=given["quiet"]) as bar:
+    with RunBar(disable=given["quiet"]) as bar:
         campaign = play(
             _scenario(given),
             training,
@@ -163,9 +135,12 @@ def emulate(**given: Any) -> None:
             strategies=[name for name in STRATEGIES if name in asked],
             seeds=range(given["seeds"]),
             num_workers=given["jobs"],
-            table_bytes=1e9 * given["table_gb"] if given["costs"] == "measured" else None,
             observe=bar.show,
         )
+    if given["plot_file"] is not None:
+        from cpr_ext.wings.lab.report.emulation_picture import draw_emulation
+
+        draw_emulation(campaign, given["plot_file"])
     if given["as_json"]:
         click.echo(to_json(campaign), nl=False)
     else:
@@ -174,8 +149,7 @@ def emulate(**given: Any) -> None:
 
 def _scenario(given: dict[str, Any]) -> Scenario:
     """Return the preset, with what was given instead."""
-    from cpr_ext.wings.lab.emulation.presets import find_scenario
-    from cpr_ext.wings.policy import ExponentialFailures, GammaFailures
+    from cpr_ext.wings.lab.emulation.scenario import find_scenario
 
     scenario = find_scenario(given["preset"])
     job = {"total_hours": "hours", "num_shards": "shards", "shards_per_failure": "shards_lost"}
@@ -185,16 +159,9 @@ def _scenario(given: dict[str, Any]) -> Scenario:
         "load_shard_hours": "load_shard_minutes",
         "reschedule_hours": "reschedule_minutes",
     }
-    if given["costs"] == "measured":
-        for name in ("save_minutes", "load_minutes", "load_shard_minutes"):
-            if given[name] is not None:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} and --costs measured contradict each other")
-    mtbf_hours = given["mtbf_hours"] or scenario.mtbf_hours
-    shape = given["gamma_shape"]
     changes = {
         name: given[name]
-        for name in ("num_failures", "pls_target", "fraction")
+        for name in ("num_failures", "mtbf_hours", "pls_target", "fraction")
         if given[name] is not None
     }
     if given["mtbf_hours"] is not None and given["num_failures"] is None:
@@ -203,33 +170,7 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     minutes_given = _given(given, costs).items()
     new_costs = replace(scenario.costs, **{name: value / 60 for name, value in minutes_given})
     changes["parity"], _ = parity_costs(given, new_job, new_costs)
-    changes["rounding"] = _rounding(given)
-    return replace(
-        scenario,
-        job=new_job,
-        costs=new_costs,
-        failure_model=(
-            ExponentialFailures(mtbf_hours)
-            if shape is None
-            else GammaFailures(shape, mtbf_hours / shape)
-        ),
-        **changes,
-    )
-
-
-def _rounding(given: dict[str, Any]) -> EmulatedRounding | None:
-    """Return the rounding asked for, with the bytes of the model that is trained."""
-    from cpr_ext.wings.lab.dlrm.presets import find_preset
-    from cpr_ext.wings.lab.emulation.strategies import EmulatedRounding
-    from cpr_ext.wings.policy import RowSizes, bytes_share
-
-    if given["precision"] is None:
-        if given["spend_bytes"]:
-            raise UsageError("--spend-bytes is of use only with --precision")
-        return None
-    rows = [RowSizes(1, find_preset(given["model"]).embedding_dim)]
-    share = bytes_share(rows, given["precision"])
-    return EmulatedRounding(given["precision"], share, given["spend_bytes"])
+    return replace(scenario, job=new_job, costs=new_costs, **changes)
 
 
 def _given(given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
@@ -237,8 +178,7 @@ def _given(given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
 
 
 def _show(campaign: Campaign) -> None:
-    from cpr_ext.wings.lab.emulation.summary import summarize
-    from cpr_ext.wings.lab.report.estimates import difference, percent, ratio
+    from cpr_ext.wings.lab.emulation.summary import difference, percent, ratio, summarize
 
     head = ("", "seeds", "overhead, %", "PLS", "AUC loss, 1e-3", "of vanilla's", "removed, %")
     rows = [
@@ -256,6 +196,5 @@ def _show(campaign: Campaign) -> None:
     print_table(head, rows)
     click.echo(
         "\nMeans over seeds, in brackets 95 % intervals. AUC loss is against the run of the same "
-        f"seed without failure.\nRuns are in {campaign.directory}; see them with: "
-        f"cpr report {campaign.directory} -o report.html"
+        f"seed without failure.\nRuns are in {campaign.directory}."
     )

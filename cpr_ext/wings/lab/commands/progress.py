@@ -1,4 +1,4 @@
-"""The progress bar of a training run."""
+"""Progress bars on stderr, from the first time something is shown; messages go above them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cpr_ext.wings.lab.dlrm.trainer import TrainingProgress
+    from cpr_ext.wings.lab.emulation.emulation import Standing
 
 
-class SampleBar:
-    """A bar of samples on stderr, from the first time something is shown."""
+class _Bar:
+    unit = ""
 
     def __init__(self, *, disable: bool) -> None:
         self._disable = disable
@@ -34,31 +35,45 @@ class SampleBar:
         if self._bar is not None:
             self._bar.close()
 
-    def _open(self, total: int | None, initial: int = 0) -> Any:
+    def _move(self, done: int, total: int | None, message: str) -> Any:
+        """Show how much is done; it may be less than before."""
         if self._bar is None:
             self._bar = tqdm(
                 total=total,
-                initial=initial,
-                unit=" samples",
+                initial=done,
+                unit=f" {self.unit}",
                 unit_scale=True,
                 dynamic_ncols=True,
                 mininterval=0.2,
             )
+        if message:
+            self._bar.write(message, file=sys.stderr)
+        self._bar.n = min(self._bar.n, done)
+        self._bar.update(done - self._bar.n)
         return self._bar
 
 
-class ProgressBar(SampleBar):
-    """Shows samples, speed, loss, snapshots and stalls on stderr; messages go above it."""
+class RunBar(_Bar):
+    """Runs of an emulation."""
+
+    unit = "runs"
+
+    def show(self, standing: Standing) -> None:
+        """Take note of how far the runs have come."""
+        if not self._disable:
+            self._move(standing.runs, standing.total_runs, standing.message)
+
+
+class ProgressBar(_Bar):
+    """Samples, speed, loss, snapshots and stalls of a training run."""
+
+    unit = "samples"
 
     def show(self, progress: TrainingProgress) -> None:
         """Take note of where training is."""
         if self._disable:
             return
-        bar = self._open(progress.total_samples, progress.num_samples)
-        if progress.message:
-            bar.write(progress.message, file=sys.stderr)
-        if progress.num_samples < bar.n:  # training went back
-            bar.n = progress.num_samples
+        bar = self._move(progress.num_samples, progress.total_samples, progress.message)
         metrics = progress.metrics
         snapshots = metrics.base_snapshots + metrics.partial_snapshots
         loss = "-" if math.isnan(progress.loss) else f"{progress.loss:.4f}"
@@ -66,4 +81,3 @@ class ProgressBar(SampleBar):
             f"loss {loss}, {snapshots} snapshots, stalled {metrics.stall_seconds:.2f} s",
             refresh=False,
         )
-        bar.update(progress.num_samples - bar.n)

@@ -96,13 +96,6 @@ Running the same command on a --store again continues from it, also after kill -
     "with all shards and train again; none: continue with the rows that remain.",
 )
 @click.option(
-    "--criteo-encoding",
-    type=click.Choice(["hash", "dictionary"]),
-    default="hash",
-    show_default=True,
-    help="Criteo categories to rows: modulo the table's size, or numbered as first seen.",
-)
-@click.option(
     "--device",
     default="cpu",
     show_default=True,
@@ -181,9 +174,7 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
 
     failures = tuple(parse_failure(text, given["shards"]) for text in given["fail_at"])
     preset = find_preset(given["preset"])
-    source = open_source(
-        given["data"], preset, given["seed"], criteo_encoding=given["criteo_encoding"]
-    )
+    source = open_source(given["data"], preset, given["seed"])
     if threads := given["threads"] or (1 if preset.name == "tiny" else None):
         torch.set_num_threads(threads)
     changes = {name: given[name] for name in ("epochs", "batch_size") if given[name] is not None}

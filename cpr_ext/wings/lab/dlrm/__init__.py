@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
 from cpr_ext.wings.lab.dlrm.evaluation import Evaluation, evaluate
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM, initial_rows
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset, find_preset

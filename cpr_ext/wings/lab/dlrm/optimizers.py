@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.wings.lab.dlrm.batch import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 

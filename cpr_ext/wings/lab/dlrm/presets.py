@@ -36,9 +36,6 @@ class ModelPreset:
         max_rows: cap on the rows of a Criteo table, or None.
         uncapped_criteo_num_embeddings: distinct values of the 26 Criteo columns.
         synthetic_num_embeddings: rows of the tables of the synthetic source.
-
-    Raises:
-        UsageError: the widths do not fit together.
     """
 
     name: str
@@ -48,17 +45,6 @@ class ModelPreset:
     max_rows: int | None
     uncapped_criteo_num_embeddings: tuple[int, ...]
     synthetic_num_embeddings: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.bottom_mlp[-1] != self.embedding_dim:
-            raise UsageError(
-                f"preset {self.name!r}: the bottom MLP ends in {self.bottom_mlp[-1]} "
-                f"but embedding_dim is {self.embedding_dim}; they must be equal"
-            )
-        if self.top_mlp[-1] != 1:
-            raise UsageError(
-                f"preset {self.name!r}: the top MLP ends in {self.top_mlp[-1]}, not in one logit"
-            )
 
     @property
     def criteo_num_embeddings(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
-from cpr_ext.wings.lab.dlrm.criteo import Criteo, Encoding
+from cpr_ext.wings.lab.dlrm.criteo import Criteo
 from cpr_ext.wings.lab.dlrm.movietweetings import MovieTweetings
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset
 from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
@@ -12,9 +12,7 @@ from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 _ALLOWED = "synthetic, criteo:PATH, movietweetings:PATH"
 
 
-def open_source(
-    spec: str, preset: ModelPreset, seed: int = 0, *, criteo_encoding: Encoding = "hash"
-) -> DataSource:
+def open_source(spec: str, preset: ModelPreset, seed: int = 0) -> DataSource:
     """Return the data source named by `spec`.
 
     Args:
@@ -23,7 +21,6 @@ def open_source(
         preset: gives the table sizes of the synthetic and Criteo sources; MovieTweetings has as
             many rows as the data has users and movies.
         seed: of the synthetic samples; the other sources do not use it.
-        criteo_encoding: how Criteo's categories become rows, see :class:`Criteo`.
 
     Raises:
         UsageError: an unknown spec, or one without its path.
@@ -33,7 +30,7 @@ def open_source(
     if kind == "synthetic" and not colon:
         return Synthetic(preset.name, seed=seed)
     if kind == "criteo" and path:
-        return Criteo(path, preset.criteo_num_embeddings, encoding=criteo_encoding)
+        return Criteo(path, preset.criteo_num_embeddings)
     if kind == "movietweetings" and path:
         return MovieTweetings(path)
     raise UsageError(f"data source is {spec!r}; allowed: {_ALLOWED}")

@@ -2,22 +2,166 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.dlrm.access_skew import production_skew
-from cpr_ext.wings.lab.dlrm.batch import Batch, check_batch_request
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
-from cpr_ext.wings.lab.dlrm.metrics import auc
-from cpr_ext.wings.lab.dlrm.planted_teacher import PlantedTeacher
+from cpr_ext.wings.lab.dlrm.batch import Batch, Float64, Hyperparameters, Int64, check_batch_request
+from cpr_ext.wings.lab.dlrm.evaluation import auc
 from cpr_ext.wings.lab.dlrm.presets import find_preset
+
+_STATISTICS = Path(__file__).with_name("access_locality.json")
+
+
+@dataclass(frozen=True)
+class AccessSkew:
+    """Shares of rows and of accesses per bucket of similarly hot rows, hottest bucket first.
+
+    Attributes:
+        row_share: float64 (num_buckets,), share of a table's rows in each bucket; sums to 1.
+        access_share: float64 (num_buckets,), share of the accesses they take; sums to 1.
+    """
+
+    row_share: npt.NDArray[np.float64]
+    access_share: npt.NDArray[np.float64]
+
+    def ranks(self, uniform: npt.NDArray[np.float64], num_embeddings: int) -> npt.NDArray[np.int64]:
+        """Return row ranks, 0 the hottest, for numbers drawn uniformly from [0, 1).
+
+        A number picks its bucket by access share. Its remainder picks a row of the bucket; all rows
+        of a bucket are equally likely. A pure function of `uniform`, which it keeps
+        sorted: smaller numbers give hotter rows.
+
+        Returns:
+            int64, the shape of `uniform`, each in [0, num_embeddings).
+        """
+        access_edge = np.concatenate(([0.0], np.cumsum(self.access_share)))
+        row_edge = np.concatenate(([0.0], np.cumsum(self.row_share)))
+        position = np.interp(uniform, access_edge, row_edge)
+        return np.minimum((position * num_embeddings).astype(np.int64), num_embeddings - 1)
+
+
+def production_skew(year: str = "2022") -> AccessSkew:
+    """Return the skew measured over all tables of a production model of Meta, in `year`.
+
+    From the published statistics of facebookresearch/dlrm_datasets (access_locality.json, which
+    names its source and licence). Row shares are published with three digits. Where that rounds to
+    0, the share is restored as accesses / mean accesses per row. That mean is the geometric mean of
+    the bucket's bounds. Rows that a batch never accessed are not in the statistics, so the shares
+    are of the rows in use.
+    """
+    statistics = json.loads(_STATISTICS.read_text(encoding="utf-8"))
+    figures = statistics["years"][year]
+    accesses_per_row = figures["accesses"] / figures["distinct_rows"]
+    row_shares = []
+    lower = 0.5
+    for upper, row_share, access_share in zip(
+        statistics["bucket_upper"], figures["row_share"], figures["access_share"], strict=True
+    ):
+        typical = math.sqrt(lower * (upper if upper is not None else 4 * lower))
+        row_shares.append(row_share or access_share * accesses_per_row / typical)
+        lower = upper
+    row_array = np.array(row_shares[::-1])
+    access_array = np.array(figures["access_share"][::-1])
+    return AccessSkew(row_array / row_array.sum(), access_array / access_array.sum())
+
+
+_BIAS = -0.8
+_DENSE_STD = 0.4
+_LARGE_TABLE_STD = 1.1
+_SMALL_TABLE_STD = 0.25
+_PAIR_STD = 0.35
+_MAX_LARGE_TABLES = 4
+_LARGE_TABLE_MIN_ROWS = 1_000
+
+
+class PlantedTeacher:
+    """Log-odds as a sum of row effects, a linear dense effect and a few pairwise products.
+
+    The effect of a row is a hash of (seed, table, row id), so that memory does not grow with the
+    tables. The largest tables weigh most, because snapshots are about their rows. Each of them also
+    interacts with the next, by the product of second effects of the two rows.
+
+    Args:
+        num_embeddings: rows of each table.
+        num_dense: continuous features, expected to be standard normal.
+        seed: another seed, another truth.
+    """
+
+    def __init__(self, num_embeddings: Sequence[int], num_dense: int, seed: int) -> None:
+        self._seed = seed
+        by_size = sorted(range(len(num_embeddings)), key=lambda table: -num_embeddings[table])
+        self._large = [
+            table
+            for table in by_size[:_MAX_LARGE_TABLES]
+            if num_embeddings[table] >= _LARGE_TABLE_MIN_ROWS
+        ] or by_size[:1]
+        small = [table for table in by_size if table not in self._large]
+        self._std = np.empty(len(num_embeddings))
+        self._std[self._large] = _LARGE_TABLE_STD
+        self._std[small] = _SMALL_TABLE_STD
+        weights = row_effects(np.arange(num_dense), table=-1, effect=0, seed=seed)
+        self._dense_weights = weights * _DENSE_STD / max(1.0, float(np.linalg.norm(weights)))
+
+    def logits(self, dense: npt.NDArray[np.float32], row_ids: Int64) -> Float64:
+        """Return log-odds of label 1.
+
+        Args:
+            dense: float32 (num_samples, num_dense).
+            row_ids: int64 (num_tables, num_samples), one lookup per table and sample.
+
+        Returns:
+            float64 (num_samples,).
+        """
+        logits = _BIAS + dense @ self._dense_weights
+        for table, std in enumerate(self._std):
+            logits += std * row_effects(row_ids[table], table=table, effect=0, seed=self._seed)
+        for left, right in zip(self._large, self._large[1:], strict=False):
+            logits += (
+                _PAIR_STD
+                * row_effects(row_ids[left], table=left, effect=1, seed=self._seed)
+                * row_effects(row_ids[right], table=right, effect=2, seed=self._seed)
+            )
+        return logits
+
+
+def row_effects(row_ids: Int64, *, table: int, effect: int, seed: int) -> Float64:
+    """Return a number per row, of mean 0 and variance 1: uniform(-sqrt(3), sqrt(3)).
+
+    Args:
+        row_ids: int64, any shape.
+        table: the table's position; -1 for the dense features.
+        effect: which of the row's independent effects.
+        seed: of the teacher.
+
+    Returns:
+        float64, the shape of `row_ids`.
+    """
+    salt = np.array([seed, table, effect], dtype=np.int64).view(np.uint64)
+    state = np.zeros(1, dtype=np.uint64)
+    for word in salt:
+        state = _splitmix64(state ^ word)
+    hashed = _splitmix64(state + row_ids.astype(np.uint64))
+    unit = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    effects: Float64 = math.sqrt(3.0) * (2.0 * unit - 1.0)
+    return effects
+
+
+def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    # Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014).
+    mixed = state + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
 
 # Samples are drawn in blocks of this many, each from its own Philox counter range, so that the
 # data set does not depend on the batch size and any batch can be made without those before it.

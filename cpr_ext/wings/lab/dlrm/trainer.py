@@ -12,14 +12,13 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext import Checkpointer, EverySteps, Precision, Priority
+from cpr_ext import Checkpointer, EverySteps, Priority, StoreOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.state.table import find_tables
-from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
 from cpr_ext.wings.lab.dlrm.evaluation import evaluate
 from cpr_ext.wings.lab.dlrm.failures import PlannedFailure, lose_shards
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset
@@ -43,7 +42,6 @@ class TrainOptions:
         recovery: how lost shards are recovered.
         num_shards: number of row ranges of every table.
         rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
-        precision: in which snapshots keep rows.
         device: the model's device, such as ``cpu`` or ``cuda:1``; a run may resume on another.
     """
 
@@ -57,7 +55,6 @@ class TrainOptions:
     num_shards: int = 8
     seed: int = 0
     rebase_after: float | None = 4.0
-    precision: Precision = field(default_factory=Precision)
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -176,12 +173,10 @@ class Trainer:
             self._optimizers,
             options.store,
             priority=options.priority,
-            schedule=EverySteps(options.every_steps),
+            schedule=EverySteps(options.every_steps, when_busy="wait"),
             num_shards=options.num_shards,
-            extra_state=lambda: self._log.to_plain(),
-            rebase_after=options.rebase_after,
-            precision=options.precision,
-            when_busy="wait",
+            state={"log": lambda: self._log.to_plain()},
+            store=StoreOptions(rebase_after=options.rebase_after),
         ) as checkpointer:
             self._checkpointer = checkpointer
             self._resume(checkpointer)
@@ -334,9 +329,9 @@ class Trainer:
         """Resume from the newest snapshot of the store, if it has one."""
         mode: Literal["partial", "full"] = "full" if self._options.recovery == "full" else "partial"
         report = checkpointer.recover(mode=mode)
-        if report.extra_state is None:
+        if "log" not in report.state:
             return
-        log = RunLog.from_plain(report.extra_state)
+        log = RunLog.from_plain(report.state["log"])
         if differences := [
             f"{name} was {log.config.get(name)!r}, now {value!r}"
             for name, value in self._log.config.items()
@@ -400,8 +395,8 @@ class Trainer:
             report = self._checkpointer.recover(mode="full")
             record.samples_retrained = self._num_samples - report.num_samples
             log = RunLog(config=self._log.config)
-            if report.extra_state is not None:
-                log = RunLog.from_plain(report.extra_state)
+            if "log" in report.state:
+                log = RunLog.from_plain(report.state["log"])
             # What went wrong and what was saved stays on record; the position goes back.
             log.failures, log.snapshots = self._log.failures, self._log.snapshots
             log.damage = self._log.damage

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedStrategyName
+from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, EmulatedStrategyName
 
 FORMAT = 1
 _CONFIG, _RUNS, _WORK, _LOCK = "campaign.json", "runs", "work", ".lock"

@@ -2,35 +2,120 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import CprError, UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
 from cpr_ext.wings.lab.dlrm.presets import find_preset
-from cpr_ext.wings.lab.emulation.access_coverage import measure_coverage
-from cpr_ext.wings.lab.emulation.campaign import Campaign, locked, open_campaign
-from cpr_ext.wings.lab.emulation.clock import EmulatedClock
-from cpr_ext.wings.lab.emulation.machine import describe_machine
-from cpr_ext.wings.lab.emulation.measured_costs import MeasuredCosts, measure_costs
-from cpr_ext.wings.lab.emulation.run_strategy import Training
-from cpr_ext.wings.lab.emulation.scenario import Scenario
-from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategyName
-from cpr_ext.wings.lab.emulation.workers import Finished, Moved, Task, play_all, workers_that_fit
+from cpr_ext.wings.lab.emulation.campaign import Campaign, RunKey, locked, open_campaign
+from cpr_ext.wings.lab.emulation.machine import (
+    available_cores,
+    available_memory_bytes,
+    describe_machine,
+)
+from cpr_ext.wings.lab.emulation.run_strategy import EmulatedClock, Training, play
+from cpr_ext.wings.lab.emulation.scenario import EmulatedStrategyName, Scenario
+
+# What a process takes before the model: the interpreter, torch, staging slots.
+_PROCESS_BYTES = 600 << 20
+# Weights, their gradient or optimizer state, SCAR's copy, and as much for the data.
+_BYTES_PER_TABLE_BYTE = 4
+
+
+class RunError(CprError):
+    """A run could not be played."""
+
+
+def workers_that_fit(table_bytes: int) -> int:
+    """Return how many runs fit the machine's free memory and the cores of this process.
+
+    Raises:
+        UsageError: not even one.
+    """
+    run_bytes = _PROCESS_BYTES + _BYTES_PER_TABLE_BYTE * table_bytes
+    fitting = available_memory_bytes() // run_bytes
+    if fitting < 1:
+        raise UsageError(
+            f"a run takes about {run_bytes >> 20:,} MiB, and {available_memory_bytes() >> 20:,} "
+            "are free; choose a smaller --model"
+        )
+    return min(fitting, available_cores())
+
+
+def play_all(
+    campaign: Campaign,
+    scenario: Scenario,
+    training: Training,
+    keys: Sequence[RunKey],
+    num_workers: int,
+) -> Iterator[tuple[RunKey, dict[str, Any]]]:
+    """Play runs, and yield each when it is over. A worker whose parent is gone ends.
+
+    Raises:
+        RunError: a run failed, or its process died.
+        UsageError: a run cannot be played in this scenario.
+    """
+    if not keys:
+        return
+    pool = ProcessPoolExecutor(
+        min(num_workers, len(keys)), multiprocessing.get_context("spawn"), initializer=_begin
+    )
+    try:
+        runs = {
+            pool.submit(
+                play, scenario, key.strategy, training, key.seed, campaign.store_of(key)
+            ): key
+            for key in keys
+        }
+        for run in as_completed(runs):
+            key = runs[run]
+            try:
+                yield key, run.result()
+            except BrokenProcessPool:
+                raise RunError(
+                    "the process of a run died; was it killed for want of memory? Finished runs "
+                    "are kept: the same command, perhaps with --jobs 1, continues"
+                ) from None
+            except UsageError as error:
+                raise UsageError(f"run {key.name}: {error}") from error
+            except Exception as error:
+                raise RunError(f"run {key.name} failed: {error}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)  # nobody waits for this run; tidying up would take cores and disk
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
 
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Progress of a campaign; ``samples`` are of started runs, ``message`` reports an end."""
+    """Progress of a campaign; ``message`` reports the end of a run."""
 
-    samples: int
-    total_samples: int
     runs: int
     total_runs: int
     message: str = ""
@@ -44,7 +129,6 @@ def emulate(
     strategies: Sequence[EmulatedStrategyName],
     seeds: Sequence[int],
     num_workers: int | None = None,
-    table_bytes: float | None = None,
     observe: Callable[[Standing], None] = lambda standing: None,
 ) -> Campaign:
     """Play what is not yet played of ``strategies`` and ``seeds``, each run in a worker process.
@@ -52,8 +136,6 @@ def emulate(
     Args:
         directory: keeps the finished runs; a killed emulation resumes from there.
         num_workers: None: as many as fit the machine's cores and memory.
-        table_bytes: charge costs measured here, on the disk of ``directory``, before the first run,
-            scaled to tables of this size; None: those of the scenario.
 
     Raises:
         UsageError: the directory belongs to another scenario or is in use, or a run cannot be
@@ -64,51 +146,24 @@ def emulate(
     source = training.open(seeds[0])
     clock = training.clock(source, scenario.job.total_hours)
     with locked(directory):
-        config = {
-            "scenario": scenario.to_plain(),
-            "training": asdict(training),
-            "measured_for_table_bytes": table_bytes,
-        }
+        config = {"scenario": asdict(scenario), "training": asdict(training)}
         campaign = open_campaign(directory, config)
-        if table_bytes is not None:
-            scenario = _with_measured_costs(campaign, scenario, table_bytes, observe)
         for name in strategies:
             _check_playable(scenario, name, clock)
-        _note(campaign, scenario, source, clock)
-        _play_missing(
-            campaign,
-            scenario,
-            training,
-            campaign.missing(strategies, seeds),
-            num_workers or workers_that_fit(_table_bytes(source, training)),
-            clock.total_samples,
-            observe,
-        )
+        _note(campaign, scenario)
+        missing = campaign.missing(strategies, seeds)
+        kept = f"{len(campaign.runs)} finished runs are kept" if campaign.runs else ""
+        observe(Standing(0, len(missing), kept))
+        workers = num_workers or workers_that_fit(_table_bytes(source, training))
+        played = play_all(campaign, scenario, training, missing, workers)
+        for done, (key, run) in enumerate(played, start=1):
+            campaign.add(key, run)
+            text = (
+                f"{key.name}: AUC {run['auc']:.4f}, overhead {100 * run['overhead_share']:.2f} %, "
+                f"PLS {run['pls']:.4f}"
+            )
+            observe(Standing(done, len(missing), text))
     return campaign
-
-
-def _with_measured_costs(
-    campaign: Campaign,
-    scenario: Scenario,
-    table_bytes: float,
-    observe: Callable[[Standing], None],
-) -> Scenario:
-    """Return the scenario with costs measured here, once for the campaign."""
-    if "measured_costs" not in campaign.facts:
-        machine = describe_machine()
-        load = machine["load_average_1min"]
-        text = "measuring what saving and loading cost here"
-        if load > 1:
-            text += f"; this machine is busy (load {load}), so it will be too much"
-        observe(Standing(0, 1, 0, 0, text))
-        store = campaign.directory / "work" / "measured"
-        measured = measure_costs(store, fraction=scenario.fraction)
-        campaign.facts["measured_costs"] = measured.to_plain()
-        campaign.facts["measured_on"] = machine
-        campaign.save()
-    measured = MeasuredCosts.from_plain(campaign.facts["measured_costs"])
-    costs = measured.scaled(scenario.job, table_bytes, scenario.costs.reschedule_hours)
-    return replace(scenario, costs=costs, tracking_share=measured.tracking_share)
 
 
 def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: EmulatedClock) -> None:
@@ -121,54 +176,13 @@ def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: Emula
         raise UsageError(f"{name}: {error}") from None
 
 
-def _note(campaign: Campaign, scenario: Scenario, source: DataSource, clock: EmulatedClock) -> None:
+def _note(campaign: Campaign, scenario: Scenario) -> None:
     told = campaign.facts
-    told["played"] = scenario.to_plain()
+    told["played"] = asdict(scenario)
     told.setdefault("commands", []).append(
         {"command": shlex.join(["cpr", *sys.argv[1:]]), "machine": describe_machine()}
     )
-    if "coverage" not in told:
-        every_hours = scenario.strategy("cpr-mfu").save_every_hours
-        every_hours = max(every_hours, clock.hours_per_step)
-        told["coverage"] = measure_coverage(
-            source,
-            batch_size=clock.samples_per_step,
-            max_steps=clock.total_steps,
-            save_steps=clock.interval_steps(every_hours),
-            fraction=scenario.fraction,
-            seed=0,
-        )
     campaign.save()
-
-
-def _play_missing(
-    campaign: Campaign,
-    scenario: Scenario,
-    training: Training,
-    missing: Sequence[Any],
-    num_workers: int,
-    run_samples: int,
-    observe: Callable[[Standing], None],
-) -> None:
-    done, samples = 0, dict.fromkeys(missing, 0)
-
-    def tell(message: str = "") -> None:
-        total = run_samples * len(missing)
-        observe(Standing(sum(samples.values()), total, done, len(missing), message))
-
-    tell(f"{len(campaign.runs)} finished runs are kept" if campaign.runs else "")
-    tasks = [Task(key, campaign.store_of(key)) for key in missing]
-    for event in play_all(scenario, training, tasks, num_workers):
-        if isinstance(event, Moved):
-            samples[event.key] = min(event.num_samples, run_samples)
-            tell()
-        elif isinstance(event, Finished):
-            campaign.add(event.key, event.run)
-            done, samples[event.key] = done + 1, run_samples
-            tell(
-                f"{event.key.name}: AUC {event.run['auc']:.4f}, overhead "
-                f"{100 * event.run['overhead_share']:.2f} %, PLS {event.run['pls']:.4f}"
-            )
 
 
 def _table_bytes(source: DataSource, training: Training) -> int:

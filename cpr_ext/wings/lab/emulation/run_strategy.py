@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,12 +16,171 @@ from cpr_ext.wings.lab.dlrm.failures import PlannedFailure
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 from cpr_ext.wings.lab.dlrm.sources import open_source
 from cpr_ext.wings.lab.dlrm.trainer import Trainer, TrainingProgress, TrainOptions, TrainResult
-from cpr_ext.wings.lab.emulation.clock import EmulatedClock
-from cpr_ext.wings.lab.emulation.cost_accounting import PlayedFailure, charge, running_pls
-from cpr_ext.wings.lab.emulation.scenario import DrawnFailure, Scenario
-from cpr_ext.wings.lab.emulation.strategies import EmulatedStrategy, EmulatedStrategyName
-from cpr_ext.wings.policy.parity_expectation import unprotected_hours
-from cpr_ext.wings.policy.parity_simulation import PlayedGroups
+from cpr_ext.wings.lab.emulation.parity_groups import PlayedGroups
+from cpr_ext.wings.lab.emulation.scenario import (
+    DrawnFailure,
+    EmulatedStrategy,
+    EmulatedStrategyName,
+    Scenario,
+)
+from cpr_ext.wings.policy import JobCosts, Overhead, ParityCosts, RunningPLS
+from cpr_ext.wings.policy.parity import unprotected_hours
+
+
+@dataclass(frozen=True)
+class EmulatedClock:
+    """Maps a training run onto a job of ``job_hours``; time runs with the samples trained.
+
+    The clock counts useful training. The times of saving, loading and waiting are charged
+    separately, and samples that full recovery trains again do not advance it a second time.
+
+    Attributes:
+        job_hours: useful training time of the job, T_total.
+        total_samples: samples of the whole run, S_total.
+        samples_per_step: samples of one training step (the last step may have fewer).
+
+    Raises:
+        UsageError: no hours, or no whole sample.
+    """
+
+    job_hours: float
+    total_samples: int
+    samples_per_step: int
+
+    def __post_init__(self) -> None:
+        if not (self.job_hours > 0 and math.isfinite(self.job_hours)):
+            raise UsageError(f"job hours are {self.job_hours}; they must be positive")
+        if self.total_samples < 1 or self.samples_per_step < 1:
+            raise UsageError(
+                f"total_samples is {self.total_samples} and samples_per_step "
+                f"{self.samples_per_step}; both must be at least 1"
+            )
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps of the whole run."""
+        return math.ceil(self.total_samples / self.samples_per_step)
+
+    @property
+    def hours_per_step(self) -> float:
+        """Emulated hours that one whole training step stands for."""
+        return self.job_hours * self.samples_per_step / self.total_samples
+
+    def hours(self, num_samples: int) -> float:
+        """Return emulated hours after ``num_samples`` samples."""
+        return self.job_hours * num_samples / self.total_samples
+
+    def step_at(self, hours: float) -> int:
+        """Return the training step, counted from 1, that ends nearest to ``hours``.
+
+        Raises:
+            UsageError: before the start or after the end of the job.
+        """
+        if not 0 <= hours <= self.job_hours:
+            raise UsageError(f"hour {hours} is not within the job, 0 to {self.job_hours} hours")
+        return min(max(1, round(hours / self.hours_per_step)), self.total_steps)
+
+    def interval_steps(self, interval_hours: float) -> int:
+        """Return an interval in whole steps, the nearest number.
+
+        Raises:
+            UsageError: it is less than half a step, so that this run cannot show it.
+        """
+        if not interval_hours > 0:
+            raise UsageError(f"interval is {interval_hours} hours; it must be positive")
+        steps = interval_hours / self.hours_per_step
+        if steps < 0.5:
+            raise UsageError(
+                f"a save every {interval_hours:.3g} h cannot be played: one training step stands "
+                f"for {self.hours_per_step:.3g} h. Train more steps (epochs, or a smaller batch)"
+            )
+        return round(min(steps, self.total_steps)) or 1
+
+
+@dataclass(frozen=True)
+class PlayedFailure:
+    """One emulated failure.
+
+    Attributes:
+        hour: emulated hours of useful training when it struck.
+        num_samples: samples trained by then.
+        shards: the shards lost.
+        lost_computation_hours: training done again by full recovery; 0 with partial recovery.
+        rows_restored, rows_stale: as in the ``RecoveryReport``.
+        recover_seconds: how long this machine took to restore the rows.
+        is_by_parity: peers' memory had all rows, so that nothing was lost and nothing played.
+    """
+
+    hour: float
+    num_samples: int
+    shards: tuple[int, ...]
+    lost_computation_hours: float
+    rows_restored: int
+    rows_stale: int | None
+    recover_seconds: float
+    is_by_parity: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "shards": list(self.shards)}
+
+
+def charge(
+    strategy: EmulatedStrategy,
+    num_saves: int,
+    failures: Sequence[PlayedFailure],
+    costs: JobCosts,
+    parity: ParityCosts | None = None,
+    job_hours: float = 0.0,
+) -> Overhead:
+    """Return the overhead of a run.
+
+    - each save: ``fraction * save_hours``, a save of all rows being 1;
+    - each failure, full recovery: ``load_hours``, the computation lost since the last save, and
+      ``reschedule_hours``;
+    - each failure, partial recovery: ``load_shard_hours`` and ``reschedule_hours``; shards lost
+      together load side by side, and nobody computes anything again;
+    - with parity: its share of ``job_hours``; each failure, rebuilding as far as training waits for
+      it and ``reschedule_hours``; ``load_shard_hours`` only if parity did not suffice.
+
+    Args:
+        num_saves: saves taken during the job, those at its start and its end not counted.
+    """
+    is_full = strategy.recovery == "full"
+    load_hours = costs.load_hours if is_full else costs.load_shard_hours
+    from_store = [failure for failure in failures if not failure.is_by_parity]
+    rebuild_hours = parity_hours = 0.0
+    if parity is not None and strategy.recovery == "exact":
+        rebuild_hours = parity.rebuild_stall * parity.rebuild_hours
+        parity_hours = parity.steady_share * job_hours
+    return Overhead(
+        save_hours=num_saves * strategy.fraction * costs.save_hours,
+        load_hours=len(from_store) * load_hours + len(failures) * rebuild_hours,
+        lost_computation_hours=sum(failure.lost_computation_hours for failure in failures),
+        reschedule_hours=len(failures) * costs.reschedule_hours,
+        parity_hours=parity_hours,
+    )
+
+
+def running_pls(
+    failures: Sequence[PlayedFailure],
+    save_samples: Sequence[int],
+    total_samples: int,
+    num_shards: int,
+) -> list[float]:
+    """Return PLS after each failure, if every shard was saved whole at ``save_samples``.
+
+    Args:
+        failures: in the order of time.
+        save_samples: samples trained at each save, in any order; 0, the start, is implied.
+    """
+    account = RunningPLS(total_samples, num_shards)
+    running = []
+    for failure in failures:
+        saved = max((at for at in save_samples if at <= failure.num_samples), default=0)
+        lost = [failure.num_samples - saved] * len(failure.shards)
+        running.append(account.record_failure(lost))
+    return running
 
 
 @dataclass(frozen=True)
@@ -118,7 +278,6 @@ def play(
         recovery="partial" if strategy.recovery == "exact" else strategy.recovery,
         num_shards=scenario.job.num_shards,
         seed=seed,
-        precision=strategy.precision,
         rebase_after=None,  # each save is charged as `fraction` of all rows, and is that
     )
     try:
@@ -209,9 +368,7 @@ def summarize_run(
         strategy, len(saves), failures, scenario.costs, scenario.parity, clock.job_hours
     )
     pls: list[float] = []
-    tracking_hours = 0.0
     if strategy.recovery in ("partial", "exact"):
-        tracking_hours = scenario.tracking_share * clock.job_hours
         whole = whole_saves(strategy, clock)
         pls = running_pls(lossy, whole, clock.total_samples, scenario.job.num_shards)
     return {
@@ -220,12 +377,11 @@ def summarize_run(
         "pls": pls[-1] if pls else 0.0,
         "running_pls": pls,
         "pls_since_any_save": result.pls,
-        "overhead": {**asdict(overhead), "tracking_hours": tracking_hours},
-        "overhead_share": (overhead.total_hours + tracking_hours) / clock.job_hours,
+        "overhead": asdict(overhead),
+        "overhead_share": overhead.total_hours / clock.job_hours,
         "interval_hours": strategy.interval_hours if result.snapshot_log else None,
         "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
         "fraction": strategy.fraction,
-        "precision": strategy.precision.partial,
         "saves": [clock.hours(samples) for samples in saves],
         "failures": [failure.to_plain() for failure in failures],
         "job_hours": clock.job_hours,

@@ -1,30 +1,104 @@
-"""What happens to the cluster: how long the job is, what fails when, and what it costs."""
+"""What happens to the cluster, and how a job protects itself against it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.strategies import (
-    PRIORITIZED,
-    EmulatedRounding,
-    EmulatedStrategy,
-    EmulatedStrategyName,
+from cpr_ext import (
+    AllRows,
+    LargestChange,
+    MostFrequentlyUsed,
+    Priority,
+    SubSampledUsed,
 )
+from cpr_ext.errors import UsageError
 from cpr_ext.wings.policy import (
-    FailureModel,
     JobCosts,
     JobSize,
     ParityCosts,
-    Planner,
-    draw_failure_times,
     interval_for_pls,
     young_interval_hours,
 )
+from cpr_ext.wings.policy.costs import require_positive
+from cpr_ext.wings.policy.parity import parity_interval_hours
+from cpr_ext.wings.policy.presets import find_preset
+
+EmulatedStrategyName = Literal[
+    "no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu", "parity"
+]
+#: In the order of the tables and pictures.
+STRATEGIES: dict[EmulatedStrategyName, str] = {
+    "no-failure": "no failure",
+    "full": "full recovery",
+    "partial": "partial recovery",
+    "cpr-vanilla": "CPR-vanilla",
+    "cpr-scar": "CPR-SCAR",
+    "cpr-mfu": "CPR-MFU",
+    "cpr-ssu": "CPR-SSU",
+    "parity": "parity",
+}
+#: The strategies that save the rows of highest priority first, a fraction at a time.
+PRIORITIZED: tuple[EmulatedStrategyName, ...] = ("cpr-scar", "cpr-mfu", "cpr-ssu")
+
+
+@dataclass(frozen=True)
+class EmulatedStrategy:
+    """One strategy with its interval in a scenario.
+
+    Attributes:
+        name: see :data:`STRATEGIES`.
+        interval_hours: T_save, in which the bytes of one save of all rows are written; infinite if
+            nothing is saved.
+        fraction: share of the rows that one save writes, r; a save starts every ``fraction *
+            interval_hours``.
+    """
+
+    name: EmulatedStrategyName
+    interval_hours: float
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.interval_hours > 0:
+            raise UsageError(f"{self.name}: the interval is {self.interval_hours} hours")
+        if not 0 < self.fraction <= 1:
+            raise UsageError(f"{self.name}: fraction is {self.fraction}; allowed: above 0 to 1")
+
+    @property
+    def label(self) -> str:
+        """As people call it."""
+        return STRATEGIES[self.name]
+
+    @property
+    def save_every_hours(self) -> float:
+        """Hours from the start of one save to that of the next."""
+        return self.fraction * self.interval_hours
+
+    @property
+    def recovery(self) -> Literal["full", "partial", "exact", "none"]:
+        """How lost shards are recovered; ``none``: there are no failures."""
+        if self.name == "no-failure":
+            return "none"
+        if self.name == "parity":
+            return "exact"
+        return "full" if self.name == "full" else "partial"
+
+    def priority(self, seed: int) -> Priority | None:
+        """Return the priority of its snapshots, or None; ``seed`` is of SSU's sampling."""
+        match self.name:
+            case "no-failure":
+                return None
+            case "cpr-scar":
+                return LargestChange(self.fraction)
+            case "cpr-mfu":
+                return MostFrequentlyUsed(self.fraction)
+            case "cpr-ssu":
+                return SubSampledUsed(self.fraction, seed=seed)
+        return AllRows()
+
 
 # Failures are drawn from a stream of their own, so that no other use of the seed moves them.
 _FAILURE_STREAM = 0xFA11
@@ -45,17 +119,14 @@ class Scenario:
     Attributes:
         name: for reports.
         job: useful hours, shards (each on an embedding server of its own), shards per failure.
-        failure_model: hours from one failure to the next.
+        mtbf_hours: mean time between failures, at a constant rate.
         costs: of a save of all rows, of loading and of rescheduling.
         pls_target: from which CPR derives its interval.
-        num_failures: exactly so many, at hours drawn uniformly over the job (as those of an
-            exponential model are, given their number); None: drawn from ``failure_model``.
+        num_failures: exactly so many, at hours drawn uniformly over the job (as those at a constant
+            rate are, given their number); None: the number is drawn too.
         num_trainers: trainer nodes; for reports only, since a lost trainer loses no row.
         fraction: r, the share of the rows that CPR-SCAR, -MFU and -SSU save at a time.
-        tracking_share: what noting accesses or changes adds to training time, as a share of it, for
-            strategies that recover partially.
         parity: what parity in peers' memory costs; None: no strategy has it.
-        rounding: of the rows that CPR-SCAR, -MFU and -SSU save; None: they are exact.
 
     Raises:
         UsageError: a number out of its range.
@@ -63,21 +134,20 @@ class Scenario:
 
     name: str
     job: JobSize
-    failure_model: FailureModel
+    mtbf_hours: float
     costs: JobCosts
     pls_target: float
     num_failures: int | None = None
     num_trainers: int = 0
     fraction: float = 0.125
-    tracking_share: float = 0.0
     parity: ParityCosts | None = None
-    rounding: EmulatedRounding | None = None
 
     def __post_init__(self) -> None:
+        require_positive({"mtbf_hours": self.mtbf_hours})
         for name, value in (("pls_target", self.pls_target), ("fraction", self.fraction)):
             if not 0 < value <= 1:
                 raise UsageError(f"{self.name}: {name} is {value}; allowed: above 0, at most 1")
-        for name in ("num_failures", "num_trainers", "tracking_share"):
+        for name in ("num_failures", "num_trainers"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(
                     f"{self.name}: {name} is {getattr(self, name)}; it must not be negative"
@@ -86,22 +156,21 @@ class Scenario:
     def draw_failures(self, seed: int) -> list[DrawnFailure]:
         """Return the failures of a seed, in the order of time; the same for every strategy."""
         rng = np.random.default_rng([seed, _FAILURE_STREAM])
-        hours = (
-            draw_failure_times(self.failure_model, self.job.total_hours, rng)
-            if self.num_failures is None
-            else np.sort(rng.uniform(0, self.job.total_hours, self.num_failures))
-        )
+        total = self.job.total_hours
+        if self.num_failures is not None:
+            hours = np.sort(rng.uniform(0, total, self.num_failures))
+        else:
+            hours, chunk = np.zeros(1), max(8, int(1.5 * total / self.mtbf_hours) + 8)
+            while hours[-1] < total:
+                drawn = np.cumsum(rng.exponential(self.mtbf_hours, chunk))
+                hours = np.concatenate((hours, hours[-1] + drawn))
+            hours = hours[1:][hours[1:] < total]
         return [DrawnFailure(float(hour), self._draw_shards(rng)) for hour in hours]
 
     def _draw_shards(self, rng: np.random.Generator) -> tuple[int, ...]:
         count = self.job.shards_per_failure
         shards = rng.choice(self.job.num_shards, size=count, replace=False)
         return tuple(sorted(int(shard) for shard in shards))
-
-    @property
-    def mtbf_hours(self) -> float:
-        """Mean time between failures."""
-        return self.failure_model.mean_hours
 
     @property
     def full_interval_hours(self) -> float:
@@ -118,10 +187,8 @@ class Scenario:
     def parity_interval_hours(self) -> float:
         """T_save with parity, whose saves serve double losses only; at most the job's length."""
         parity = self.require_parity()
-        planner = Planner(self.job, self.costs, self.failure_model, parity=parity)
-        strategies = planner.parity_strategies()
-        assert strategies is not None
-        return strategies.interval_hours(self.pls_target)
+        given = (self.costs, self.job, parity, self.mtbf_hours)
+        return parity_interval_hours(*given, self.pls_target)
 
     def require_parity(self) -> ParityCosts:
         """Return what parity costs.
@@ -144,12 +211,23 @@ class Scenario:
         interval = self.cpr_interval_hours
         if name not in PRIORITIZED:
             return EmulatedStrategy(name, interval)
-        if self.rounding is not None and self.rounding.spends_bytes:
-            interval *= self.rounding.row_share
-        return EmulatedStrategy(name, interval, self.fraction, self.rounding)
+        return EmulatedStrategy(name, interval, self.fraction)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return JSON values, for a person and for comparing; there is no way back."""
-        plain = asdict(self)
-        plain["failure_model"]["model"] = type(self.failure_model).__name__
-        return plain
+
+def find_scenario(name: str) -> Scenario:
+    """Return a preset of the policy as a scenario.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    preset = find_preset(name)
+    return Scenario(
+        name=preset.name,
+        job=preset.job,
+        mtbf_hours=preset.mtbf_hours,
+        costs=preset.costs,
+        pls_target=preset.target_pls,
+        # The production run that the paper's poster tells had this many; the other draws.
+        num_failures=5 if name == "production-50h" else None,
+        num_trainers=preset.num_trainers,
+    )

@@ -3,26 +3,139 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.emulation.campaign import Campaign, RunKey
-from cpr_ext.wings.lab.emulation.statistics import (
-    Estimate,
-    Line,
-    estimate,
-    estimate_ratio,
-    fit_line,
-)
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedStrategyName
+from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, EmulatedStrategyName
+
+CONFIDENCE = 0.95
+_RESAMPLES = 10_000
+_RESAMPLING_SEED = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over ``count`` seeds, and the interval that holds the true one with 95 %.
+
+    ``low`` and ``high`` are nan for one seed, which has no spread.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def includes_zero(self) -> bool:
+        """Whether zero is within the interval; True if the bounds are nan."""
+        return not (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A least-squares line ``slope * x + intercept`` and Pearson's correlation of what it fits."""
+
+    slope: float
+    intercept: float
+    correlation: float
+    count: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean and Student-t interval of independent values.
+
+    Raises:
+        UsageError: there is no value.
+    """
+    if not len(values):
+        raise UsageError("a mean needs at least one value")
+    array = np.asarray(values, dtype=float)
+    mean, count = float(array.mean()), len(array)
+    if count == 1:
+        return Estimate(mean, math.nan, math.nan, 1)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1) * array.std(ddof=1) / math.sqrt(count))
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+def estimate_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
+    """Ratio of the means of paired values, with a percentile bootstrap interval over the pairs.
+
+    Deterministic. The bounds are nan for one pair, or where resampled denominators come to 0 or
+    below, so that the ratio has no meaning.
+
+    Raises:
+        UsageError: no pair, or values without a partner.
+    """
+    if not len(numerators) or len(numerators) != len(denominators):
+        raise UsageError(f"{len(numerators)} values and {len(denominators)} make no pairs")
+    upper, lower = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
+    count = len(upper)
+    mean = float(upper.mean() / lower.mean()) if lower.mean() else math.nan
+    if count == 1:
+        return Estimate(mean, math.nan, math.nan, 1)
+    picks = np.random.default_rng(_RESAMPLING_SEED).integers(count, size=(_RESAMPLES, count))
+    bottoms = lower[picks].mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    if float(np.mean(bottoms <= 0)) > tail:
+        return Estimate(mean, math.nan, math.nan, count)
+    ratios = _divide(upper[picks].mean(axis=1), bottoms)
+    low, high = np.quantile(ratios, [tail, 1 - tail])
+    return Estimate(mean, float(low), float(high), count)
+
+
+def _divide(
+    upper: npt.NDArray[np.float64], lower: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    return np.divide(upper, lower, out=np.full_like(upper, np.inf), where=lower > 0)
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
+    """Fit a line; return None for fewer than three points, or constant ``x`` or ``y``."""
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    slope, intercept = np.polyfit(x, y, 1)
+    correlation = float(np.corrcoef(x, y)[0, 1])
+    return Line(float(slope), float(intercept), correlation, len(x))
+
+
+def percent(estimate: Estimate | None, digits: int = 2) -> str:
+    """Return a share, in percent."""
+    return _format(estimate, 100, digits)
+
+
+def difference(estimate: Estimate | None, digits: int = 2) -> str:
+    """Return a small difference, in thousandths."""
+    return _format(estimate, 1000, digits)
+
+
+def ratio(estimate: Estimate | None, digits: int) -> str:
+    """Return a number as it is."""
+    return _format(estimate, 1, digits)
+
+
+def _format(estimate: Estimate | None, factor: float, digits: int) -> str:
+    if estimate is None or math.isnan(estimate.mean):
+        return "-"
+    text = f"{factor * estimate.mean:.{digits}f}"
+    if math.isnan(estimate.low):
+        return text
+    return f"{text} [{factor * estimate.low:.{digits}f}, {factor * estimate.high:.{digits}f}]"
+
 
 OVERHEAD_PARTS = (
     "save_hours",
     "load_hours",
     "lost_computation_hours",
     "reschedule_hours",
-    "tracking_hours",
     "parity_hours",
 )
 
@@ -93,10 +206,6 @@ def to_json(campaign: Campaign) -> str:
     """Return :func:`to_plain` as text: one line for each run, so that diffs show single runs."""
     plain = to_plain(campaign)
     runs = ",\n  ".join(json.dumps(run, allow_nan=False) for run in plain.pop("runs"))
-    curve = plain["facts"].get("coverage")
-    if curve:  # the figures are told; the curve is for pictures
-        kept = {name: value for name, value in curve.items() if not name.endswith("_share")}
-        plain["facts"] = {**plain["facts"], "coverage": kept}
     head = json.dumps(plain, indent=1, allow_nan=False)
     return f'{head.removesuffix("}").rstrip()},\n "runs": [\n  {runs}\n ]\n}}\n'
 

@@ -25,12 +25,7 @@ from cpr_ext.wings.cli.output import (
 from cpr_ext.wings.tools.commands.opened_store import open_store
 
 if TYPE_CHECKING:
-    from cpr_ext.wings.tools.maintenance import (
-        JobSummary,
-        StoreSummary,
-        TableDetails,
-        WorkerSummary,
-    )
+    from cpr_ext.wings.tools.maintenance import JobSummary, StoreSummary, WorkerSummary
     from cpr_ext.wings.tools.maintenance.inspection import Point
 
 
@@ -40,7 +35,6 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 @click.command()
 @store_argument
 @world_size_option
-@click.option("--table", metavar="NAME", help="How old the rows of one table are.")
 @click.option(
     "--follow",
     is_flag=True,
@@ -56,12 +50,11 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 def inspect(
     store: str,
     world_size: int | None,
-    table: str | None,
     follow: bool,
     late_after: float | None,
     as_json: bool,
 ) -> None:
-    """Show the snapshots, shards, tables and sizes of STORE.
+    """Show the snapshots, tables and sizes of STORE.
 
     STORE may be the directory that holds the stores of all workers of a job. Then one line per
     store shows its step, and the tables are those of all stores together. Exits 1 if a store is
@@ -73,12 +66,12 @@ def inspect(
 
     if is_address(store) and (follow or late_after is not None):
         raise UsageError("--follow and --late-after need a store on this machine, not a copy")
-    store = open_store(store, headers_only=table is None)
+    store = open_store(store, headers_only=True)
     is_sound, commits = True, {}
     with suppress(KeyboardInterrupt):
         while True:
             commits = _last_commits(store, world_size)
-            is_sound = _print(store, world_size, table, as_json=as_json)
+            is_sound = _print(store, world_size, as_json=as_json)
             while follow and commits == _last_commits(store, world_size):
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
             if not follow:
@@ -103,36 +96,26 @@ def _last_commits(store: str, world_size: int | None) -> dict[Path, float]:
     return found
 
 
-def _print(store: str, world_size: int | None, table: str | None, *, as_json: bool) -> bool:
+def _print(store: str, world_size: int | None, *, as_json: bool) -> bool:
     """Print what a store or the stores of a job hold; False: something is wrong with them."""
-    from cpr_ext.errors import UsageError
     from cpr_ext.storage.job_stores import find_stores
     from cpr_ext.wings.tools import maintenance
 
     found = find_stores(store, world_size=world_size)
     if not found.is_one_store:
-        if table is not None:
-            raise UsageError(
-                f"--table is of one store; name it: {found.stores[0]}, or another of '{store}'"
-            )
         job = maintenance.inspect_job(store, world_size=world_size)
         print_json(job, is_sound=job.is_sound) if as_json else _show_job(job)
         return job.is_sound
-    if table is not None:
-        details = maintenance.inspect_table(store, table)
-        print_json(details) if as_json else _show_table(details)
-    else:
-        summary = maintenance.inspect(store)
-        print_json(summary) if as_json else _show(summary)
+    summary = maintenance.inspect(store)
+    print_json(summary) if as_json else _show(summary)
     return True
 
 
 def _show(summary: StoreSummary) -> None:
-    held = [count(summary.num_shards, "shard"), count(len(summary.tables), "table")]
-    echo(f"{summary.store}: {', '.join(held)}, {size(summary.file_bytes)}")
+    echo(f"{summary.store}: {count(len(summary.tables), 'table')}, {size(summary.file_bytes)}")
     click.echo()
     _show_points(summary)
-    _show_shards(summary)
+    _show_rows(summary)
     if not summary.tables:
         click.echo("No table is kept by row: all is in the dense part, as after `cpr import`.\n")
         return
@@ -185,20 +168,18 @@ def _show_points(summary: StoreSummary) -> None:
     click.echo()
 
 
-def _show_shards(summary: StoreSummary) -> None:
-    newest = summary.points[-1].step if summary.points else 0
+def _show_rows(summary: StoreSummary) -> None:
+    newest, rows = summary.points[-1].step if summary.points else 0, summary.rows
     print_table(
-        ("shard", "segments", "size", "base step", "newest step", "behind"),
+        ("segments of rows", "size", "base step", "newest step", "behind"),
         [
             (
-                shard.shard,
-                shard.segments,
-                size(shard.file_bytes),
-                shard.base_step if shard.base_step >= 0 else "-",
-                shard.newest_step if shard.newest_step >= 0 else "-",
-                max(0, newest - shard.newest_step) if shard.newest_step >= 0 else "-",
+                rows.segments,
+                size(rows.file_bytes),
+                rows.base_step if rows.base_step >= 0 else "-",
+                rows.newest_step if rows.newest_step >= 0 else "-",
+                max(0, newest - rows.newest_step) if rows.newest_step >= 0 else "-",
             )
-            for shard in summary.shards
         ],
     )
     click.echo()
@@ -218,7 +199,7 @@ def _show_job(job: JobSummary) -> None:
     click.echo()
     steps = [w.summary.points[-1].step for w in job.workers if w.summary and w.summary.points]
     print_table(
-        ("worker", "shards", "size", "step", "samples", "behind", "full-recovery points at"),
+        ("worker", "size", "step", "samples", "behind", "full-recovery points at"),
         [_worker_row(worker, max(steps, default=0)) for worker in job.workers],
     )
     click.echo()
@@ -249,8 +230,8 @@ def _show_job(job: JobSummary) -> None:
 
 def _worker_row(worker: WorkerSummary, newest: int) -> tuple[object, ...]:
     if (summary := worker.summary) is None:
-        return (worker.worker, *("-",) * 4, "-", "damaged")
-    shown = (worker.worker, summary.num_shards, size(summary.file_bytes))
+        return (worker.worker, *("-",) * 4, "damaged")
+    shown = (worker.worker, size(summary.file_bytes))
     if not summary.points:
         return (*shown, "-", "-", "-", "-")
     point = summary.points[-1]
@@ -260,21 +241,3 @@ def _worker_row(worker: WorkerSummary, newest: int) -> tuple[object, ...]:
         *(point.step, point.num_samples, newest - point.step),
         full or "-",
     )
-
-
-def _show_table(details: TableDetails) -> None:
-    table = details.table
-    echo(
-        f"{table.name}: {table.num_embeddings} rows of {table.embedding_dim} {table.dtype}, "
-        f"row state: {', '.join(table.row_states) or 'none'}, {table.row_bytes} bytes per row"
-    )
-    click.echo()
-    names = ("freshest row", "1st quartile", "median", "3rd quartile", "oldest row")
-    print_table(
-        (f"captured before step {details.step}", "steps"),
-        list(zip(names, details.steps_behind, strict=True)),
-    )
-    click.echo()
-    print_table(("captured at step", "rows"), list(details.rows_by_step.items())[:20])
-    if (more := len(details.rows_by_step) - 20) > 0:
-        echo(f"... and {more} older steps; --json lists all")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpr_ext.wings.cli.numbers import Amount
 from cpr_ext.wings.cli.output import json_option, to_json
 from cpr_ext.wings.cli.required import require_picture
-from cpr_ext.wings.tools.commands.parity_inputs import add_parity, cost_options, size_options
-from cpr_ext.wings.tools.commands.precision_inputs import precision_options
+from cpr_ext.wings.tools.commands.plan_inputs import PlanInputs, gather, parity_options
 
 if TYPE_CHECKING:
-    from cpr_ext.wings.policy import FailureModel, Planner
-    from cpr_ext.wings.tools.commands.plan_inputs import PlanInputs
+    from cpr_ext.wings.policy import Planner
 
 _EPILOG = """\b
 Where to begin:
@@ -51,13 +49,6 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     help="Fit the failures to a log of jobs instead.",
 )
 @click.option("--nodes", type=int, help="Nodes of the planned job, if the log has jobs of others.")
-@click.option(
-    "--failure-model",
-    type=click.Choice(["auto", "exponential", "gamma", "empirical"]),
-    default="auto",
-    show_default=True,
-    help="What to fit; auto takes exponential or gamma by AIC.",
-)
 @click.option("--save-minutes", type=float, help="Training stands still this long to save all.")
 @click.option("--load-minutes", type=float, help="To load all shards.")
 @click.option(
@@ -81,17 +72,12 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     show_default=True,
     help="Share of the rows of large tables that a priority saves at a time.",
 )
+@parity_options
 @click.option(
-    "--clock",
-    type=click.Choice(["training", "running"]),
-    default="training",
-    show_default=True,
-    help="When failures strike. training: the paper's account. running: also during saves and "
-    "while lost work is done again; dearer, above all for full recovery.",
+    "--table-gb",
+    type=Amount(above=0),
+    help="All rows with their optimizer state (GB: 10^9 bytes): gives the time to rebuild.",
 )
-@cost_options
-@size_options
-@precision_options
 @json_option
 @click.option(
     "--plot",
@@ -107,20 +93,12 @@ def plan(**given: Any) -> None:
     the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
     peers' memory is among them.
     """
-    from cpr_ext.wings.tools.commands.plan_inputs import gather
-    from cpr_ext.wings.tools.commands.plan_table import describe_plan, format_plan
-    from cpr_ext.wings.tools.commands.precision_inputs import (
-        add_precision,
-        compare,
-        format_precisions,
-    )
+    from cpr_ext.wings.tools.commands.plan_picture import describe_plan, format_plan
 
     plot_file: Path | None = given["plot_file"]
     require_picture("cpr plan", plot_file)
     inputs = gather(given)
-    add_parity(inputs, given)
-    add_precision(inputs, given)
-    planner = _planner(inputs, inputs.failures, given)
+    planner = _planner(inputs, inputs.mtbf_hours, given)
     made = planner.plan(inputs.target_pls)
     notes = [*inputs.notes, *_uncertainty(inputs, given)]
     if plot_file is not None:
@@ -131,15 +109,12 @@ def plan(**given: Any) -> None:
         sources = [vars(source) for source in inputs.sources]
         document = {"inputs": sources, **describe_plan(made)}
         document["notes"] = [*document["notes"], *notes]
-        document["precisions"] = [asdict(figures) for figures in compare(planner, inputs)]
         click.echo(to_json(document))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:
         click.echo(f"{source.what:<{width}}  {source.value}  [{source.origin}]")
     click.echo(f"\n{format_plan(made)}\n")
-    if inputs.precision is not None:
-        click.echo(f"{format_precisions(planner, inputs)}\n")
     click.echo(_wrapped(made.reason) + "\n")
     for note in (*made.notes, *notes):
         click.echo(_wrapped(note, "- "))
@@ -147,39 +122,33 @@ def plan(**given: Any) -> None:
         click.echo(f"\nDrawn to {plot_file}.")
 
 
-def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) -> Planner:
+def _planner(inputs: PlanInputs, mtbf_hours: float, given: dict[str, Any]) -> Planner:
     from cpr_ext.wings.policy import Planner
 
     return Planner(
         inputs.job,
         inputs.costs,
-        failures,
+        mtbf_hours,
         fraction=given["fraction"],
         state_bytes=inputs.state_bytes,
         parity=inputs.parity,
-        row_share=inputs.row_share,
-        clock=given["clock"],
     )
 
 
 def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
     """Return the recommendations at the ends of a fitted MTBF's confidence interval."""
-    from cpr_ext.wings.policy import ExponentialFailures
-
     if (fit := inputs.fit) is None:
         return []
-    rate = "" if isinstance(inputs.failures, ExponentialFailures) else " at a constant rate"
     said = []
-    for mtbf_hours in (fit.mtbf_low_hours, fit.mtbf_high_hours):
-        planner = _planner(inputs, ExponentialFailures(mtbf_hours), given)
-        best = planner.plan(inputs.target_pls).recommended
+    for mtbf_hours in (fit.low_hours, fit.high_hours):
+        best = _planner(inputs, mtbf_hours, given).plan(inputs.target_pls).recommended
         said.append(
             f"{best.name} every {best.save_every_hours:.3g} h "
             f"({100 * best.overhead_fraction:.2g} % overhead)"
         )
     return [
-        f"At the ends of the MTBF's {100 * fit.confidence:.0f} % interval ({fit.interval_method}), "
-        f"{fit.mtbf_low_hours:.3g} and {fit.mtbf_high_hours:.3g} h{rate}: {said[0]}; {said[1]}."
+        f"At the ends of the MTBF's 95 % interval, {fit.low_hours:.3g} and {fit.high_hours:.3g} h: "
+        f"{said[0]}; {said[1]}."
     ]
 
 

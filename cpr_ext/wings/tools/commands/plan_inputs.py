@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.wings.cli.numbers import Amount
 from cpr_ext.wings.cli.output import size
 from cpr_ext.wings.policy import (
-    ExponentialFailures,
-    FailureModel,
-    GammaFailures,
+    FailureFit,
     JobCosts,
     JobSize,
     ParityCosts,
     StateBytes,
+    fit_failures,
+    read_failure_log,
 )
-from cpr_ext.wings.policy.precision import PrecisionName, RowSizes
+from cpr_ext.wings.policy.parity import rebuild_hours
 
 if TYPE_CHECKING:
-    from cpr_ext.wings.policy.fitting import FailureFit
     from cpr_ext.wings.tools.maintenance import StoreSummary
-    from cpr_ext.wings.tools.maintenance.inspection import TableSummary
+
+# What is assumed where nothing is given (ours): the most that this library's parity may take, and
+# what gloo moves between two processes of one machine.
+_STEADY_PERCENT = 3.0
+_LINK_MB_PER_SECOND = 1000.0
 
 _TARGET_PLS = 0.02  # unless one is given, or the preset has one
 # Option -> what it is, for the message that names all that is missing.
@@ -51,25 +57,19 @@ class PlanInputs:
     """All that a plan needs, with the origin of each figure.
 
     Attributes:
-        fit: how the failure model was fitted, if it was.
+        fit: how the MTBF was fitted, if it was.
         parity: what parity costs; None: it is not considered.
-        row_sizes: of the large tables, from the store; empty: not known.
-        precision: of partial snapshots; None: not asked for.
-        row_share: what a row takes there, as a share of float32.
     """
 
     job: JobSize
     costs: JobCosts
-    failures: FailureModel
+    mtbf_hours: float
     target_pls: float
     state_bytes: StateBytes | None
     fit: FailureFit | None
     sources: list[InputSource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parity: ParityCosts | None = None
-    row_sizes: tuple[RowSizes, ...] = ()
-    precision: PrecisionName | None = None
-    row_share: float = 1.0
 
 
 class _Figures:
@@ -113,27 +113,20 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     _require_used(given)
     figures = _Figures(given)
     notes: list[str] = []
-    failures: FailureModel | None = None
-    failures_origin = "given"
     if given["preset"] is not None:
-        failures, failures_origin = _take_preset(figures, given["preset"], notes)
+        _take_preset(figures, given["preset"], notes)
     state_bytes: StateBytes | None = None
-    row_sizes: tuple[RowSizes, ...] = ()
     if given["store"] is not None:
-        state_bytes, row_sizes = _take_store(figures, given, notes)
+        state_bytes = _take_store(figures, given, notes)
     if figures.is_given("load_minutes"):
         figures.forget("load_shard_minutes")  # it was of another load: as all, unless given too
     fit = None
     if given["failure_log"] is not None:
         if figures.is_given("mtbf_hours"):
             raise UsageError("--mtbf-hours and --failure-log both give the MTBF; pass one")
-        fit = _fit(given)
-        failures, failures_origin = fit.model, f"fitted to {given['failure_log']}"
-        notes.extend(fit.notes)
-    elif figures.is_given("mtbf_hours"):
-        failures, failures_origin = ExponentialFailures(given["mtbf_hours"]), "given"
-    _require_all(figures, has_failures=failures is not None)
-    assert failures is not None
+        fit = fit_failures(read_failure_log(given["failure_log"], nodes=given["nodes"]))
+        figures.found(f"fitted to {given['failure_log']}", mtbf_hours=fit.mtbf_hours)
+    _require_all(figures)
     job = JobSize(
         figures.number("job_hours"),
         int(figures.number("shards")),
@@ -146,16 +139,18 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         reschedule_hours=figures.number("reschedule_minutes") / 60,
     )
     sources = _sources(figures, job, costs)
-    sources.insert(2, InputSource("failures", _describe(failures, fit), failures_origin))
+    mtbf_hours = figures.number("mtbf_hours")
+    described = InputSource("failures", _describe(mtbf_hours, fit), figures.origin("mtbf_hours"))
+    sources.insert(2, described)
     if state_bytes is not None:
         text = f"{size(state_bytes.total_bytes)}, {size(state_bytes.prioritized_bytes)} of it in "
         sources.append(
             InputSource("bytes of a save", f"{text}large tables", "the store's manifests")
         )
     target_pls = figures.number("target_pls", _TARGET_PLS)
-    return PlanInputs(
-        job, costs, failures, target_pls, state_bytes, fit, sources, notes, row_sizes=row_sizes
-    )
+    inputs = PlanInputs(job, costs, mtbf_hours, target_pls, state_bytes, fit, sources, notes)
+    _add_parity(inputs, given)
+    return inputs
 
 
 def _require_used(given: Mapping[str, Any]) -> None:
@@ -172,16 +167,16 @@ def _require_used(given: Mapping[str, Any]) -> None:
             raise UsageError(text)
 
 
-def _take_preset(figures: _Figures, name: str, notes: list[str]) -> tuple[FailureModel, str]:
+def _take_preset(figures: _Figures, name: str, notes: list[str]) -> None:
     from cpr_ext.wings.policy.presets import find_preset
 
     preset = find_preset(name)
-    origin = f"preset {name}"
     figures.found(
-        origin,
+        f"preset {name}",
         job_hours=preset.job.total_hours,
         shards=preset.job.num_shards,
         shards_per_failure=preset.job.shards_per_failure,
+        mtbf_hours=preset.mtbf_hours,
         save_minutes=60 * preset.costs.save_hours,
         load_minutes=60 * preset.costs.load_hours,
         load_shard_minutes=60 * preset.costs.load_shard_hours,
@@ -189,16 +184,13 @@ def _take_preset(figures: _Figures, name: str, notes: list[str]) -> tuple[Failur
         target_pls=preset.target_pls,
     )
     notes.extend(preset.sources)
-    return preset.failures, origin
 
 
-def _take_store(
-    figures: _Figures, given: Mapping[str, Any], notes: list[str]
-) -> tuple[StateBytes, tuple[RowSizes, ...]]:
+def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -> StateBytes:
     from cpr_ext.wings.tools import maintenance
 
     summary = maintenance.inspect(given["store"])
-    state, row_sizes = _state_bytes(summary)
+    state = _state_bytes(summary)
     write, read = given["write_mb_per_second"], given["read_mb_per_second"]
     origin = "the store's bytes at the disk speed given"
     if write is not None:
@@ -209,12 +201,11 @@ def _take_store(
         figures.found(
             origin,
             load_minutes=load_minutes,
-            load_shard_minutes=load_minutes * lost / summary.num_shards,
+            load_shard_minutes=load_minutes * lost / figures.number("shards", 1),
         )
-    figures.found("the store", shards=summary.num_shards)
     if write is not None or read is not None:
         notes.append(_ONE_DISK)
-    return state, row_sizes
+    return state
 
 
 _ONE_DISK = (
@@ -224,7 +215,7 @@ _ONE_DISK = (
 )
 
 
-def _state_bytes(summary: StoreSummary) -> tuple[StateBytes, tuple[RowSizes, ...]]:
+def _state_bytes(summary: StoreSummary) -> StateBytes:
     from cpr_ext.state.table import PRIORITIZED_SHARE
 
     if not summary.points:
@@ -234,38 +225,20 @@ def _state_bytes(summary: StoreSummary) -> tuple[StateBytes, tuple[RowSizes, ...
         )
     total_rows = sum(table.num_embeddings for table in summary.tables)
     rows = prioritized = other = 0
-    sizes = []
     for table in sorted(summary.tables, key=lambda table: -table.num_embeddings):
         if rows < PRIORITIZED_SHARE * total_rows:
             prioritized += table.num_embeddings * table.row_bytes
-            sizes.append(_row_sizes(table))
         else:
             other += table.num_embeddings * table.row_bytes
         rows += table.num_embeddings
-    return StateBytes(prioritized, other + summary.points[-1].dense_bytes), tuple(sizes)
+    return StateBytes(prioritized, other + summary.points[-1].dense_bytes)
 
 
-def _row_sizes(table: TableSummary) -> RowSizes:
-    """Return the row of a table; of another dtype than float32, nothing is rounded."""
-    if table.dtype != "float32":
-        return RowSizes(table.num_embeddings, 0, table.row_bytes)
-    dim = table.embedding_dim
-    return RowSizes(table.num_embeddings, dim, table.row_bytes - 4 * dim)
-
-
-def _fit(given: Mapping[str, Any]) -> FailureFit:
-    from cpr_ext.wings.policy.failure_log import read_failure_log
-    from cpr_ext.wings.policy.fitting import fit_failures
-
-    log = read_failure_log(given["failure_log"], nodes=given["nodes"])
-    return fit_failures(log, given["failure_model"])
-
-
-def _require_all(figures: _Figures, *, has_failures: bool) -> None:
+def _require_all(figures: _Figures) -> None:
     missing = [
         f"  --{name.replace('_', '-')}: {what}"
         for name, what in _NEEDED.items()
-        if figures.get(name) is None and not (name == "mtbf_hours" and has_failures)
+        if figures.get(name) is None
     ]
     if missing:
         raise UsageError("\n".join(["a plan needs these, or a --preset:", *missing]))
@@ -300,21 +273,99 @@ def _join(first: str, second: str) -> str:
     return first if first == second else f"{first}; {second}"
 
 
-def _describe(failures: FailureModel, fit: FailureFit | None) -> str:
-    text = f"every {failures.mean_hours:.3g} h"
-    if isinstance(failures, GammaFailures):
-        text += f", gamma of shape {failures.shape:.2f}"
-    elif isinstance(failures, ExponentialFailures):
-        text += ", at a constant rate"
-    else:
-        text += ", times seen drawn again"
+def _describe(mtbf_hours: float, fit: FailureFit | None) -> str:
+    text = f"every {mtbf_hours:.3g} h, at a constant rate"
     if fit is not None:
         text += (
-            f" ({100 * fit.confidence:.0f} % interval {fit.mtbf_low_hours:.3g} to "
-            f"{fit.mtbf_high_hours:.3g} h; {fit.num_failures} failures, {fit.num_censored} jobs "
-            "without)"
+            f" (95 % interval {fit.low_hours:.3g} to {fit.high_hours:.3g} h; {fit.num_failures} "
+            f"failures, {fit.num_censored} jobs without)"
         )
     return text
+
+
+def parity_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of parity, which a plan and an emulation share."""
+    options = [
+        click.option(
+            "--parity-group-size",
+            type=click.IntRange(min=2),
+            help="Also take parity in peers' memory, in groups of so many workers; 2 is a mirror.",
+        ),
+        click.option(
+            "--parity-percent",
+            type=Amount(0),
+            help=f"Training time that parity adds at every step. Default: {_STEADY_PERCENT:g}.",
+        ),
+        click.option(
+            "--rebuild-minutes",
+            type=Amount(0),
+            help="To rebuild a lost shard from peers' memory. Default: as long as loading it.",
+        ),
+        click.option(
+            "--rebuild-slowdown-percent",
+            type=Amount(0, 100),
+            help="Training speed lost meanwhile. Default: 100, training stands still.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def parity_costs(
+    given: Mapping[str, Any], job: JobSize, costs: JobCosts
+) -> tuple[ParityCosts | None, str]:
+    """Return what parity costs as given or assumed, and the origin of the rebuild time.
+
+    Raises:
+        UsageError: an option of parity without a group size, or groups that do not fit.
+    """
+    if given["parity_group_size"] is None:
+        for name in ("parity_percent", "rebuild_minutes", "rebuild_slowdown_percent", "table_gb"):
+            if given.get(name) is not None:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} is of use only with --parity-group-size")
+        return None, ""
+    rebuild, origin = given["rebuild_minutes"], "given"
+    if rebuild is None:
+        rebuild, origin = 60 * costs.load_shard_hours, "assumed: as loading the lost shards"
+    parity = ParityCosts(
+        group_size=given["parity_group_size"],
+        steady_share=_or(given["parity_percent"], _STEADY_PERCENT) / 100,
+        rebuild_hours=rebuild / 60,
+        rebuild_stall=_or(given["rebuild_slowdown_percent"], 100.0) / 100,
+    )
+    parity.require_fit(job.num_shards)
+    return parity, origin
+
+
+def _add_parity(inputs: PlanInputs, given: Mapping[str, Any]) -> None:
+    """Put what is given of parity to the inputs of a plan; nothing without a group size."""
+    parity, origin = parity_costs(given, inputs.job, inputs.costs)
+    if parity is None:
+        return
+    if given["table_gb"] is not None:
+        if given["rebuild_minutes"] is not None:
+            raise UsageError("--table-gb and --rebuild-minutes both give the rebuild time")
+        shard_bytes = 1e9 * given["table_gb"] / inputs.job.num_shards
+        link = 1e6 * _LINK_MB_PER_SECOND
+        hours = rebuild_hours(shard_bytes, parity.group_size, link)
+        parity = replace(parity, rebuild_hours=hours)
+        origin = f"a shard of {size(shard_bytes)} at {size(link)}/s per link (assumed)"
+    inputs.parity = parity
+    inputs.sources += [
+        InputSource("parity group", f"{parity.group_size} workers, {parity.name}", "given"),
+        InputSource(
+            "parity, each step",
+            f"{100 * parity.steady_share:g} % of training time",
+            "given" if given["parity_percent"] is not None else "assumed",
+        ),
+        InputSource("rebuild a shard", minutes(parity.rebuild_hours), origin),
+    ]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def minutes(hours: float) -> str:

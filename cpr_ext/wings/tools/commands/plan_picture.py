@@ -1,15 +1,83 @@
-"""A plan as a picture: overhead and PLS against the interval."""
+"""A plan as text, as plain data, and as a picture: overhead and PLS against the interval."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.policy import Plan, Planner
-from cpr_ext.wings.tools.commands.plan_table import format_hours
+from cpr_ext.wings.cli.output import size, table_lines
+from cpr_ext.wings.policy import Plan, Planner, Strategy
+
+_HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.")
+_TAIL = ("formula", "PLS")
+
+
+def format_plan(plan: Plan) -> str:
+    """Return a line per strategy; overhead and its parts in percent of useful training time.
+
+    ``*`` marks the recommended strategy, ``formula`` is the paper's overhead.
+    """
+    with_bytes = plan.strategies[0].bytes_per_hour is not None
+    with_parity = any(strategy.fallback_chance is not None for strategy in plan.strategies)
+    head = [*_HEAD, *(["parity"] if with_parity else []), *_TAIL]
+    if with_bytes:
+        head.append("written per h")
+    rows = [_cells(plan, strategy, with_parity) for strategy in plan.strategies]
+    return "\n".join(table_lines(head, rows))
+
+
+def _cells(plan: Plan, strategy: Strategy, with_parity: bool) -> list[str]:
+    parts = strategy.expected.overhead
+    hours = (
+        parts.save_hours,
+        parts.load_hours,
+        parts.lost_computation_hours,
+        parts.reschedule_hours,
+        *([parts.parity_hours] if with_parity else []),
+    )
+    mark = "* " if strategy is plan.recommended else "  "
+    cells = [
+        mark + strategy.name,
+        format_hours(strategy.save_every_hours),
+        f"{_percent(strategy.overhead_fraction)} %",
+        *(_percent(part / plan.job.total_hours) for part in hours),
+        f"{_percent(strategy.formula_overhead_fraction)} %",
+        f"{strategy.expected.pls:.4f}",
+    ]
+    if strategy.bytes_per_hour is not None:
+        cells.append(size(strategy.bytes_per_hour))
+    return cells
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.2f}" if percent >= 0.1 or not percent else f"{percent:.2g}"
+
+
+def format_hours(hours: float) -> str:
+    """Return ``44.8 h``, ``17.5 min`` or ``3.1 s``."""
+    if hours >= 1:
+        return f"{hours:.3g} h" if hours < 1000 else f"{hours:.0f} h"
+    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.2g} s"
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Return the plan for JSON; hours and shares as in :class:`~cpr_ext.wings.policy.Plan`."""
+    return {
+        "job": asdict(plan.job),
+        "costs": asdict(plan.costs),
+        "target_pls": plan.target_pls,
+        "mtbf_hours": plan.mtbf_hours,
+        "strategies": [asdict(strategy) for strategy in plan.strategies],
+        "recommended": plan.recommended.name,
+        "reason": plan.reason,
+        "notes": list(plan.notes),
+    }
+
 
 _FULL, _PARTIAL, _PARITY, _GREY = "#d1495b", "#1b6ca8", "#2a9d5c", "#444444"
 
@@ -50,14 +118,11 @@ def draw_plan(planner: Planner, plan: Plan, path: Path) -> None:
 
 
 def _intervals(shortest_hours: float, plan: Plan) -> Any:
-    """Return where to evaluate: densely at each whole save, else intervals that divide the job.
-
-    Few where each point is a simulation.
-    """
-    total, few = plan.job.total_hours, plan.strategies[0].is_simulated
+    """Return where to evaluate: densely at each whole save, else intervals that divide the job."""
+    total = plan.job.total_hours
     shown = min(12.0, total / shortest_hours)
-    close = np.geomspace(total / shown, total, 30 if few else 300)
-    saves = np.unique(np.geomspace(shown, total / shortest_hours, 30 if few else 100).round())
+    close = np.geomspace(total / shown, total, 300)
+    saves = np.unique(np.geomspace(shown, total / shortest_hours, 100).round())
     return np.unique(np.concatenate((total / saves, close)))
 
 
@@ -75,12 +140,7 @@ def _tick(hours: float) -> str:
 
 def _draw_overhead(axes: Any, planner: Planner, plan: Plan, hours: Any, partial: list[Any]) -> None:
     full, vanilla = plan.strategies[0], plan.strategies[2]
-    full_curve = []
-    for interval in hours:
-        try:
-            full_curve.append(100 * planner.full_recovery(float(interval)).overhead_fraction)
-        except UsageError:  # on the running clock: such a job would not end
-            full_curve.append(np.inf)
+    full_curve = [100 * planner.full_recovery(float(h)).overhead_fraction for h in hours]
     partial_curve = [100 * strategy.overhead_fraction for strategy in partial]
     axes.plot(hours, full_curve, color=_FULL, lw=2, label="full recovery")
     axes.plot(hours, partial_curve, color=_PARTIAL, lw=2, label="partial recovery")

@@ -23,7 +23,7 @@ It finds what is not saved, names it, and says what to change:
   - any other variable of the loop that a new process has otherwise
 
 A difference in a variable that does not matter: --ignore NAME. The same from Python, for your
-tests: cpr_ext.prove(build, train_step)."""
+tests: cpr_ext.prove("train.py")."""
 
 
 @click.command(
@@ -70,7 +70,7 @@ def prove(
     generators, inputs, losses and the loop's variables must be equal. Stores of the script are not
     touched. Exits with 1 if anything differs.
     """
-    from cpr_ext.wings.proving.prove import prove_script
+    from cpr_ext.wings.proving import prove as proofs
     from cpr_ext.wings.tools.worker_proofs import prove_workers
 
     def report(text: str) -> None:
@@ -81,7 +81,7 @@ def prove(
             script, arguments, nproc, steps=steps, directory=directory, ignore=ignore, report=report
         )
     else:
-        proof = prove_script(
+        proof = proofs.prove(
             script, arguments, steps=steps, directory=directory, ignore=ignore, report=report
         )
     if as_json:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +20,7 @@ from cpr_ext.wings.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cpr_ext.wings.publishing import PublishReport, StorePosition
-
-_MOST_BYTES = 64 << 20  # of a position
+    from cpr_ext.wings.publishing import PublishReport
 
 
 @click.command()
@@ -33,21 +30,6 @@ _MOST_BYTES = 64 << 20  # of a position
     required=True,
     type=click.Path(file_okay=False),
     help="The publication: a directory, or an address such as s3://bucket/rows.",
-)
-@click.option(
-    "--since",
-    "since_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Begin a publication without all rows, after the position in this file (or in a report of "
-    "--json).",
-)
-@click.option(
-    "--format",
-    "file_format",
-    type=click.Choice(["safetensors", "parquet"]),
-    default="safetensors",
-    show_default=True,
-    help="Of rows.",
 )
 @click.option("--states", is_flag=True, help="Write per-row optimizer states, too.")
 @click.option("--whole", is_flag=True, help="Write all rows now, for new consumers.")
@@ -61,8 +43,6 @@ _MOST_BYTES = 64 << 20  # of a position
 def publish(
     store: str,
     to: str,
-    file_format: Literal["safetensors", "parquet"],
-    since_file: Path | None,
     states: bool,
     whole: bool,
     every_seconds: float | None,
@@ -74,17 +54,14 @@ def publish(
     """
     from cpr_ext.wings import publishing
 
-    since = None if since_file is None else _position_in(since_file)
     if every_seconds is not None:
         _wait_for(store, every_seconds)
     while True:
-        report = publishing.publish(
-            store, to, file_format=file_format, states=states, since=since, whole=whole
-        )
+        report = publishing.publish(store, to, states=states, whole=whole)
         print_json(report) if as_json else _show(report)
         if every_seconds is None:
             return
-        whole, since = False, None
+        whole = False
         time.sleep(every_seconds)
 
 
@@ -106,18 +83,6 @@ def _has_snapshot(store: Path) -> bool:
     return any((store / SEGMENTS_DIRECTORY).glob("*-dense.safetensors"))
 
 
-def _position_in(path: Path) -> StorePosition:
-    from cpr_ext.errors import DamageError
-    from cpr_ext.wings.publishing import StorePosition
-
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MOST_BYTES))  # an endless file is cut off
-        return StorePosition.from_json(content.get("position", content))
-    except (ValueError, AttributeError, DamageError) as error:
-        raise click.BadParameter(f"{path} holds no position in a store: {error}") from error
-
-
 def _show(report: PublishReport) -> None:
     state = f"state {report.number}, step {report.step}"
     if not report.file_bytes:
@@ -127,5 +92,5 @@ def _show(report: PublishReport) -> None:
     echo(
         f"{report.directory}: {state}: {count(report.rows, 'row')}, {size(report.file_bytes)}{kind}"
     )
-    if report.copied_shards:
-        echo(f"note: all rows of {count(len(report.copied_shards), 'shard')} were written")
+    if report.is_copy:
+        echo("note: all rows were written")

@@ -7,19 +7,15 @@ The same with those of all workers of a job: ``inspect_job``, ``verify_job``, ``
 from cpr_ext.wings.tools.maintenance.exporting import ExportedStore, ExportReport, export
 from cpr_ext.wings.tools.maintenance.fetching import FetchReport, fetch
 from cpr_ext.wings.tools.maintenance.importing import ImportReport, import_checkpoint
-from cpr_ext.wings.tools.maintenance.inspection import (
-    StoreSummary,
-    TableDetails,
-    inspect,
-    inspect_table,
-)
-from cpr_ext.wings.tools.maintenance.job_changes import JobReport, repair_job
+from cpr_ext.wings.tools.maintenance.inspection import StoreSummary, inspect
 from cpr_ext.wings.tools.maintenance.job_inspection import (
+    JobReport,
     JobSummary,
     JobTable,
     JobVerifyReport,
     WorkerSummary,
     inspect_job,
+    repair_job,
     verify_job,
 )
 from cpr_ext.wings.tools.maintenance.repair import RepairReport, repair
@@ -38,7 +34,6 @@ __all__ = [
     "JobVerifyReport",
     "RepairReport",
     "StoreSummary",
-    "TableDetails",
     "VerifyReport",
     "WorkerSummary",
     "export",
@@ -46,7 +41,6 @@ __all__ = [
     "import_checkpoint",
     "inspect",
     "inspect_job",
-    "inspect_table",
     "read_rows",
     "repair",
     "repair_job",

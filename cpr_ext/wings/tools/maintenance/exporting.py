@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from cpr_ext.state.wrapper_names import added, plain_names
 from cpr_ext.storage.filesystem import storage_error, sync_directory
 from cpr_ext.storage.job_stores import JobStores, find_stores
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
+from cpr_ext.wings.publishing.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.wings.tools.maintenance.job_fit import (
     MemberPart,
     dense_faults,
@@ -28,7 +29,6 @@ from cpr_ext.wings.tools.maintenance.job_fit import (
     read_parts,
     step_of_all,
 )
-from cpr_ext.wings.tools.maintenance.torchrec_names import optimizer_state
 from cpr_ext.wings.tools.maintenance.whole_tables import (
     Holding,
     Member,
@@ -38,7 +38,47 @@ from cpr_ext.wings.tools.maintenance.whole_tables import (
     plan_tables,
     whole_arrays,
 )
-from cpr_ext.wings.tools.safetensors_stream import TensorSpec, write_safetensors
+
+# TorchRec calls the first state of a fused optimizer "momentum1", others by FBGEMM's name.
+_FIRST = ("sum", "exp_avg", "momentum_buffer")
+
+
+def optimizer_state(
+    rows: Mapping[str, Sequence[WholeArray]],
+    optimizers: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Return the state of each parameter: ``{"users.weight": {"users.momentum1": ...}}``.
+
+    Each range of columns may have one value per row of its own. These are laid end to end, in the
+    order of the columns, as TorchRec does.
+
+    Args:
+        rows: the arrays per row of each table, by its weight's name.
+        optimizers: of a dense part.
+        names: of the dense part's parameters, the exported ones where these differ.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, arrays in rows.items():
+        table = key.removesuffix(f".{WEIGHT}").rpartition(".")[2]
+        pieces: dict[str, list[torch.Tensor]] = {}
+        for array in arrays:
+            pieces.setdefault(array.name.partition("[")[0], []).append(array.whole())
+        first = next((name for name in _FIRST if name in pieces), None)
+        state = {
+            f"{table}.{'momentum1' if name == first else name}": torch.cat(parts)
+            for name, parts in pieces.items()
+        }
+        if state:
+            found[key] = state
+    for optimizer in optimizers:
+        parameters = [name for group in optimizer.get("parameters", ()) for name in group]
+        for name, values in zip(parameters, optimizer["states"].values(), strict=False):
+            plain = names.get(name, name)
+            if values and plain and plain not in rows:
+                found[plain] = dict(values)
+    return found
+
 
 Format = Literal["safetensors", "torch", "dcp", "torchrec"]
 FORMATS: tuple[Format, ...] = ("safetensors", "torch", "dcp", "torchrec")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext import Checkpointer, EverySteps
+from cpr_ext import Checkpointer, EverySteps, StoreOptions
 from cpr_ext.errors import StorageError, UsageError
 from cpr_ext.recovery.replicated_tables import IMPORTED
 from cpr_ext.state.position import require_sound
@@ -111,7 +111,7 @@ def import_checkpoint(
             temporary,
             tables=[],
             schedule=EverySteps(2**40),
-            on_nan="save",
+            store=StoreOptions(on_nan="save"),
         ) as ckpt:
             ckpt.adopt(step=step, num_samples=num_samples)
             ckpt.save("base").wait_until_done()

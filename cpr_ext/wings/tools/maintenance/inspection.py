@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
-
-import torch
 
 from cpr_ext.errors import DamageError
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.store_reader import NewestRows, StoreReader, read_committed
-from cpr_ext.wings.tools.maintenance.row_reading import shard_rows
+from cpr_ext.storage.store_reader import StoreReader, read_committed
+from cpr_ext.wings.tools.maintenance.row_reading import rows_of
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ class PrecisionSummary:
 
 
 @dataclass(frozen=True)
-class ShardSummary:
-    """The live segments of a shard; ``newest_step`` is that of its newest captured rows."""
+class RowsSummary:
+    """The live segments of rows; ``newest_step`` is that of the newest captured rows; -1: none."""
 
-    shard: int
     segments: int
     file_bytes: int
     base_bytes: int
@@ -96,30 +94,12 @@ class StoreSummary:
     """
 
     store: str
-    num_shards: int
     points: tuple[Point, ...]
-    shards: tuple[ShardSummary, ...]
+    rows: RowsSummary
     tables: tuple[TableSummary, ...]
     file_bytes: int
     precisions: tuple[PrecisionSummary, ...] = ()
     keys: tuple[KeysSummary, ...] = ()
-
-
-@dataclass(frozen=True)
-class TableDetails:
-    """How old the rows of a table are in the newest snapshot.
-
-    Attributes:
-        steps_behind: how many steps before the newest snapshot rows were captured: of the
-            freshest row, at the quartiles, and of the oldest; at least so many for rows that a
-            repair wrote again.
-        rows_by_step: captured step -> rows captured then, newest first.
-    """
-
-    table: TableSummary
-    step: int
-    steps_behind: tuple[int, int, int, int, int]
-    rows_by_step: dict[int, int]
 
 
 def inspect(store: str | os.PathLike[str]) -> StoreSummary:
@@ -140,16 +120,13 @@ def _inspect(reader: StoreReader) -> StoreSummary:
         )
         for r, is_rounded in zip(reader.manifest.dense, _are_rounded(reader), strict=True)
     )
-    shards = tuple(
-        _summarise_shard(shard, records) for shard, records in enumerate(reader.manifest.shards)
-    )
+    rows = _summarise_rows(reader.manifest.rows)
     return StoreSummary(
         store=str(reader.directory),
-        num_shards=reader.num_shards,
         points=points,
-        shards=shards,
+        rows=rows,
         tables=tuple(_summarise_table(reader, name) for name in reader.tables),
-        file_bytes=sum(s.file_bytes for s in shards) + sum(p.dense_bytes for p in points),
+        file_bytes=rows.file_bytes + sum(point.dense_bytes for point in points),
         precisions=_summarise_precisions(reader),
         keys=_summarise_keys(reader),
     )
@@ -157,20 +134,11 @@ def _inspect(reader: StoreReader) -> StoreSummary:
 
 def _are_rounded(reader: StoreReader) -> list[bool | None]:
     """Return whether each point has rounded rows; None: a header of it is damaged."""
-    found: list[bool | None] = [False] * len(reader.manifest.dense)
-    for records in reader.manifest.shards:
-        own = [_is_rounded(reader, record) for record in records]
-        newest, since_base = 0, set[bool | None]()
-        for index, point in enumerate(reader.manifest.dense):
-            while newest < len(records) and records[newest].snapshot <= point.snapshot:
-                if records[newest].kind == "base":
-                    since_base.clear()
-                since_base.add(own[newest])
-                newest += 1
-            if None in since_base or found[index] is None:
-                found[index] = None
-            elif True in since_base:
-                found[index] = True
+    own = {record: _is_rounded(reader, record) for record in reader.manifest.rows}
+    found: list[bool | None] = []
+    for point in reader.manifest.dense:
+        of_point = {own[record] for record in reader.manifest.at(point.snapshot)}
+        found.append(None if None in of_point else True in of_point)
     return found
 
 
@@ -199,64 +167,19 @@ def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
 
 
 def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
-    """Add up what is kept in each precision; shards with a damaged header are left out."""
+    """Add up what is kept in each precision; nothing if a header is damaged."""
     sizes: dict[str, int] = {}
-    for shard in range(reader.num_shards if reader.manifest.dense else 0):
-        try:
-            opened = reader.open_at(shard, reader.newest().snapshot)
-        except DamageError:
-            continue
-        for segment in opened:
-            for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
-                sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
+    if reader.manifest.dense:
+        with suppress(DamageError):
+            for segment in reader.open_at(reader.newest().snapshot):
+                for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
+                    sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
     return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
 
 
-def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
-    """Return how old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
-
-    Raises:
-        StoreError: not a store, or it holds no snapshot.
-        UsageError: no such table.
-        DamageError: a header or row ids are damaged.
-    """
-    return read_committed(store, lambda reader: _inspect_table(reader, table))
-
-
-def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
-    reader.table(table)
-    newest = reader.newest()
-    steps = torch.cat(
-        [
-            _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
-            for shard in range(reader.num_shards)
-            for begin, end in [reader.row_range(table, shard)]
-        ]
-    )
-    captured, counts = torch.unique(steps, return_counts=True)
-    behind = (newest.last_step - steps).sort().values
-    quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
-    return TableDetails(
-        _summarise_table(reader, table),
-        newest.last_step,
-        (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
-        dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
-    )
-
-
-def _row_steps(rows: NewestRows, begin: int, end: int) -> torch.Tensor:
-    """Return the step of each row [begin, end)."""
-    steps = torch.full((end - begin,), -1, dtype=torch.int64)
-    for segment in rows.segments:
-        for chunk in segment.chunks_of(rows.table):
-            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
-    return steps
-
-
-def _summarise_shard(shard: int, records: tuple[SegmentRecord, ...]) -> ShardSummary:
+def _summarise_rows(records: tuple[SegmentRecord, ...]) -> RowsSummary:
     bases = [record for record in records if record.kind == "base"]
-    return ShardSummary(
-        shard=shard,
+    return RowsSummary(
         segments=len(records),
         file_bytes=sum(record.file_bytes for record in records),
         base_bytes=sum(record.file_bytes for record in bases),
@@ -269,9 +192,8 @@ def _summarise_table(reader: StoreReader, name: str) -> TableSummary:
     table = reader.table(name)
     states: tuple[str, ...] = ()
     row_bytes = table.embedding_dim * table.dtype.itemsize
-    shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(name, s))))
     if reader.manifest.dense:
-        arrays = shard_rows(reader, shard, name, reader.newest().snapshot).arrays
+        arrays = rows_of(reader, name, reader.newest().snapshot).arrays
         states = tuple(
             " ".join([a.name, DTYPE_NAMES[a.dtype], *("x".join(map(str, a.row_shape)).split())])
             for a in arrays

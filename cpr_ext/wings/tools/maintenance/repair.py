@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,20 +117,17 @@ def _locked(directory: Path) -> ExitStack:
 
 @dataclass(frozen=True)
 class _Point:
-    """A snapshot, and the segments of each shard that make it."""
+    """A snapshot, and the segments of rows that make it."""
 
     dense: SegmentRecord
-    rows: tuple[Records, ...]
+    rows: Records
 
     @classmethod
     def of(cls, manifest: Manifest, dense: SegmentRecord) -> _Point:
-        shards = range(manifest.model.num_shards)
-        return cls(dense, tuple(manifest.at(shard, dense.snapshot) for shard in shards))
+        return cls(dense, manifest.at(dense.snapshot))
 
-    def records(self) -> Iterable[SegmentRecord]:
-        yield self.dense
-        for records in self.rows:
-            yield from records
+    def records(self) -> Records:
+        return (self.dense, *self.rows)
 
     def __str__(self) -> str:
         return f"the snapshot of step {self.dense.last_step}"
@@ -263,10 +260,9 @@ class _Repair:
         found = [self._look_at(record) for record in point.records()]  # each is named
         if any(found):
             return False
-        for shard, records in enumerate(point.rows):
-            if (reason := refusal(self._reader(), shard, records)) is not None:
-                self.report.damaged.append(f"{point}: shard {shard}: {reason}")
-                return False
+        if (reason := refusal(self._reader(), point.rows)) is not None:
+            self.report.damaged.append(f"{point}: {reason}")
+            return False
         return True
 
     def _look_at(self, record: SegmentRecord) -> str:
@@ -319,25 +315,24 @@ class _Repair:
 def _together(basis: Manifest, points: list[_Point]) -> Manifest:
     """Return a manifest with the newest of these snapshots, and those before that fit to it."""
     fitting: list[_Point] = []
-    shards: list[dict[int, SegmentRecord]] = [{} for _ in basis.shards]
+    known: dict[int, SegmentRecord] = {}
     for point in reversed(points):
-        if all(map(_fits, shards, point.rows)):
+        if _fits(known, point.rows):
             fitting.insert(0, point)
-            for known, records in zip(shards, point.rows, strict=True):
-                known.update({record.snapshot: record for record in records})
-    listed = [tuple(known[number] for number in sorted(known)) for known in shards]
+            known.update({record.snapshot: record for record in point.rows})
+    listed = [known[number] for number in sorted(known)]
     oldest = fitting[0].dense.snapshot if fitting else 0
     ids = tuple(p.dense.id for p in fitting if not basis.descends_from(p.dense.id))
     known_commits = replace(basis, ancestors=(*basis.ancestors, basis.commit_id, *ids))
     made = known_commits.next(
         tuple(point.dense for point in fitting),
-        [keep_needed(records, oldest) for records in listed],
+        keep_needed(listed, oldest),
     )
     return Manifest.from_text(made.text, "the rebuilt manifest")  # through the gate
 
 
 def _fits(known: Mapping[int, SegmentRecord], records: Records) -> bool:
-    """Return whether segments of a snapshot can be in one shard with those of later ones.
+    """Return whether segments of a snapshot can be in one store with those of later ones.
 
     That is: of the same history, in which none is between them or newer than a base.
     """

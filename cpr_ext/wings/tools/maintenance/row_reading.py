@@ -50,32 +50,20 @@ def read_rows(
         raise RowIndexError(f"row {row_id} of '{table}' does not exist; it has {num_rows} rows")
     snapshot = reader.newest(full=full).snapshot
     unique, order = torch.unique(wanted, return_inverse=True)
-    parts = []
-    for shard in range(reader.num_shards):
-        begin, end = reader.row_range(table, shard)
-        mine = unique[(unique >= begin) & (unique < end)]
-        if len(mine):
-            parts.append(shard_rows(reader, shard, table, snapshot).chosen(mine))
-    if not parts:  # nothing asked for: an answer of the right dtypes and shapes
-        shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(table, s))))
-        parts.append(shard_rows(reader, shard, table, snapshot).chosen(unique))
-    steps = torch.cat([part.steps for part in parts])[order]
+    found = rows_of(reader, table, snapshot).chosen(unique)
+    steps = found.steps[order]
     if bool((steps < 0).any()):
         raise DamageError(f"'{reader.directory}': rows of '{table}' are in no segment")
-    return Rows(
-        wanted,
-        {name: torch.cat([p.arrays[name] for p in parts])[order] for name in parts[0].arrays},
-        steps,
-    )
+    return Rows(wanted, {name: array[order] for name, array in found.arrays.items()}, steps)
 
 
-def shard_rows(reader: StoreReader, shard: int, table: str, snapshot: int) -> NewestRows:
-    """Return the rows of ``table`` in a shard at ``snapshot``.
+def rows_of(reader: StoreReader, table: str, snapshot: int) -> NewestRows:
+    """Return the rows of ``table`` at ``snapshot``.
 
     Raises:
         DamageError: a segment's header is damaged, or a dtype or shape is not the table's.
     """
-    rows = NewestRows(table, reader.rows_at(shard, snapshot))
+    rows = NewestRows(table, reader.rows_at(snapshot))
     stored = reader.table(table)
     weight = next((array for array in rows.arrays if array.name == WEIGHT), None)
     if weight is not None and (weight.dtype, weight.row_shape) != (
@@ -83,7 +71,7 @@ def shard_rows(reader: StoreReader, shard: int, table: str, snapshot: int) -> Ne
         (stored.embedding_dim,),
     ):
         raise DamageError(
-            f"'{reader.directory}': '{table}' of shard {shard} is {weight.dtype} with rows of "
+            f"'{reader.directory}': '{table}' is {weight.dtype} with rows of "
             f"shape {weight.row_shape}, in {MANIFEST_FILE} it is not"
         )
     return rows

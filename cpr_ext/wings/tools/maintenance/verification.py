@@ -119,9 +119,8 @@ class _Verification:
         self._total_bytes = self._report.bytes_checked + manifest.file_bytes
         for record in manifest.records():
             self._check_segment(reader, record)
-        for shard, records in enumerate(manifest.shards):
-            if (reason := refusal(reader, shard, records)) is not None:
-                self._note(path, f"shard {shard}: {reason}")
+        if (reason := refusal(reader, manifest.rows)) is not None:
+            self._note(path, reason)
 
     def _check_segment(self, reader: StoreReader, record: SegmentRecord) -> None:
         before = self._report.bytes_checked

@@ -14,7 +14,7 @@ from cpr_ext.state.table_plans import describe_table, plan_faults
 from cpr_ext.storage.manifest import SegmentRecord, StoredTable
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.store_reader import NewestRows, StoreReader
-from cpr_ext.wings.tools.maintenance.row_reading import shard_rows
+from cpr_ext.wings.tools.maintenance.row_reading import rows_of
 
 BLOCK_BYTES = 16 << 20
 
@@ -127,26 +127,24 @@ def _in_order(
 
 @dataclass(frozen=True)
 class _StoredPart:
-    """A part of a table, and its rows in each shard: (rows, begin, end), as the store counts."""
+    """A part of a table, and its rows, as the store counts."""
 
     part: TablePart
-    shards: tuple[tuple[NewestRows, int, int], ...]
+    rows: NewestRows
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
-        found = {array.name: array for rows, _, _ in self.shards for array in rows.arrays}
-        return tuple(found.values())
+        return self.rows.arrays
 
     def blocks(self, array: ArraySpec, first: int, last: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (row, values) of the whole table's rows [first, last) that it holds."""
-        shift = self.part.rows[0]
-        for rows, begin, end in self.shards:
-            low, high = max(begin, first - shift), min(end, last - shift)
-            if low < high:
-                arrays = rows.range(low, high).arrays
-                # A state that no segment of this shard has is zero, as in older segments.
-                zeros = torch.zeros((high - low, *array.row_shape), dtype=array.dtype)
-                yield low + shift, arrays.get(array.name, zeros)
+        shift, end = self.part.rows
+        low, high = max(0, first - shift), min(end, last) - shift
+        if low < high:
+            arrays = self.rows.range(low, high).arrays
+            # A state that no segment has is zero, as in older segments.
+            zeros = torch.zeros((high - low, *array.row_shape), dtype=array.dtype)
+            yield low + shift, arrays.get(array.name, zeros)
 
 
 @dataclass(frozen=True)
@@ -248,11 +246,5 @@ def _whole_array(
 
 
 def _stored_part(member: Member, holding: Holding) -> _StoredPart:
-    reader = member.reader
-    shards = []
-    for shard in range(reader.num_shards):
-        begin, end = reader.row_range(holding.name, shard)
-        if begin < end:
-            rows = shard_rows(reader, shard, holding.name, member.record.snapshot)
-            shards.append((rows, begin, end))
-    return _StoredPart(holding.part, tuple(shards))
+    rows = rows_of(member.reader, holding.name, member.record.snapshot)
+    return _StoredPart(holding.part, rows)

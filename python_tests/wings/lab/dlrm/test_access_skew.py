@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cpr_ext.wings.lab.dlrm.access_skew as access_skew_module
-from cpr_ext.wings.lab.dlrm.access_skew import production_skew
+import cpr_ext.wings.lab.dlrm.synthetic as access_skew_module
+from cpr_ext.wings.lab.dlrm.synthetic import production_skew
 
 YEARS = ["2021", "2022"]
 

@@ -56,21 +56,6 @@ def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> 
         assert labels.tolist() == [sample[2] for sample in expected]
 
 
-def test_dictionary_numbers_training_categories_in_first_seen_order(criteo_file: Path) -> None:
-    _, full, _ = flat(Criteo(criteo_file, LARGE).train_batches(1000))
-    source = Criteo(criteo_file, (50,) * 26, encoding="dictionary")
-    test_first = flat(source.test_batches(1000))  # must not enter the dictionary
-    _, encoded, _ = flat(source.train_batches(1000))
-    for categories, row_ids in zip(full.tolist(), encoded.tolist(), strict=True):
-        seen: dict[int, int] = {}
-        for category in categories:
-            if len(seen) < 49:
-                seen.setdefault(category, len(seen) + 1)
-        assert row_ids == [seen.get(category, 0) for category in categories]
-    again = Criteo(criteo_file, (50,) * 26, encoding="dictionary")
-    assert all(map(torch.equal, flat(again.test_batches(1000)), test_first))
-
-
 def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> None:
     # Two members, as of concatenated archives.
     text = criteo_file.read_bytes()
@@ -193,7 +178,6 @@ def test_archive_of_nothing_is_named(tmp_path: Path) -> None:
     [
         ({"num_embeddings": (5,) * 25}, "26 tables"),
         ({"num_embeddings": (5,) * 25 + (0,)}, "26 tables"),
-        ({"encoding": "one-hot"}, "'one-hot'; allowed: hash, dictionary"),
     ],
 )
 def test_impossible_settings_are_refused(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.wings.lab.dlrm.criteo_fields import (
+from cpr_ext.wings.lab.dlrm.criteo import (
     parse_categories,
     parse_column,
     parse_dense,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cpr_ext.errors import DataError
-from cpr_ext.wings.lab.dlrm.criteo_files import find_criteo_files
+from cpr_ext.wings.lab.dlrm.criteo import find_criteo_files
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -16,7 +16,7 @@ from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 TINY = find_preset("tiny").criteo_num_embeddings
 
 
-@pytest.fixture(params=["synthetic", "movietweetings", "criteo", "criteo dictionary"])
+@pytest.fixture(params=["synthetic", "movietweetings", "criteo"])
 def make_source(
     request: pytest.FixtureRequest, criteo_file: Path, movietweetings_folder: Path
 ) -> Callable[[], DataSource]:
@@ -24,7 +24,6 @@ def make_source(
         "synthetic": lambda: Synthetic((500, 40, 1), num_samples=10_000),
         "movietweetings": lambda: MovieTweetings(movietweetings_folder),
         "criteo": lambda: Criteo(criteo_file, TINY),
-        "criteo dictionary": lambda: Criteo(criteo_file, TINY, encoding="dictionary"),
     }
     return makers[request.param]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.wings.lab.dlrm.batch import Hyperparameters
 from cpr_ext.wings.lab.dlrm.model import DLRM
 from cpr_ext.wings.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.wings.lab.dlrm.presets import find_preset

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cpr_ext.wings.lab.dlrm.planted_teacher import PlantedTeacher
+from cpr_ext.wings.lab.dlrm.synthetic import PlantedTeacher
 
 
 def test_logits_sum_row_dense_and_pair_effects() -> None:

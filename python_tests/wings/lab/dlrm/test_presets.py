@@ -22,10 +22,3 @@ def test_row_cap_bounds_the_tables_that_exceed_it_only() -> None:
 def test_unknown_preset_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="'huge'; allowed: tiny, kaggle, terabyte"):
         find_preset("huge")
-
-
-def test_widths_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="bottom MLP ends in 9 but embedding_dim is 8"):
-        make(bottom_mlp=(13, 9))
-    with pytest.raises(UsageError, match="top MLP ends in 2"):
-        make(top_mlp=(4, 2))

@@ -1,7 +1,7 @@
 import pytest
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.clock import EmulatedClock
+from cpr_ext.wings.lab.emulation.run_strategy import EmulatedClock
 
 
 def test_a_job_of_56_hours_in_1000_steps() -> None:

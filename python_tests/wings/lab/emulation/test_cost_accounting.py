@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.wings.lab.emulation.cost_accounting import PlayedFailure, charge, running_pls
-from cpr_ext.wings.lab.emulation.strategies import EmulatedRounding, EmulatedStrategy
+from cpr_ext.wings.lab.emulation.run_strategy import PlayedFailure, charge, running_pls
+from cpr_ext.wings.lab.emulation.scenario import EmulatedStrategy
 from cpr_ext.wings.policy import JobCosts, ParityCosts
 
 COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)
@@ -45,13 +45,6 @@ def test_with_parity_all_pay_for_rebuilding_and_double_losses_for_the_store_too(
     assert overhead.parity_hours == pytest.approx(1.0)
     # Another strategy of the same scenario has no parity to pay for.
     assert charge(EmulatedStrategy("cpr-mfu", 40), 1, [], COSTS, parity, 50).parity_hours == 0
-
-
-def test_a_save_of_rounded_rows_costs_by_its_bytes() -> None:
-    rounding = EmulatedRounding("int8", 0.25)
-    rounded = charge(EmulatedStrategy("cpr-mfu", 40, 0.125, rounding), 24, [], COSTS)
-    exact = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
-    assert rounded.save_hours == pytest.approx(0.25 * exact.save_hours)
 
 
 @given(

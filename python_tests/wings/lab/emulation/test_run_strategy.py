@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.presets import find_scenario
 from cpr_ext.wings.lab.emulation.run_strategy import Training, play
-from cpr_ext.wings.lab.emulation.scenario import Scenario
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedStrategyName
-from cpr_ext.wings.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
+from cpr_ext.wings.lab.emulation.scenario import (
+    STRATEGIES,
+    EmulatedStrategyName,
+    Scenario,
+    find_scenario,
+)
+from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts
 
 # 56 hours in 112 steps: half an hour each.
 STEPS, SEED = 112, 6
@@ -22,7 +25,7 @@ TRAINING = Training("synthetic", max_steps=STEPS)
 SCENARIO = Scenario(
     name="small",
     job=JobSize(56, 8, 2),
-    failure_model=ExponentialFailures(28),
+    mtbf_hours=28,
     costs=JobCosts(0.1, 0.05, 0.02, 0.07),
     pls_target=0.2,
     num_failures=3,

@@ -2,11 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from cpr_ext import Precision
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.presets import find_scenario
 from cpr_ext.wings.lab.emulation.run_strategy import Training
-from cpr_ext.wings.lab.emulation.strategies import STRATEGIES, EmulatedRounding
+from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, find_scenario
 from cpr_ext.wings.policy import ParityCosts
 
 
@@ -21,20 +19,6 @@ def test_intervals_of_the_abstract_follow_from_its_formulas() -> None:
     assert tight.strategy("cpr-ssu").save_every_hours == pytest.approx(0.56)
     loose = replace(scenario, pls_target=1.0)
     assert loose.strategy("cpr-vanilla").interval_hours == 56
-
-
-def test_rounded_rows_are_those_of_a_priority_and_their_bytes_can_be_spent() -> None:
-    scenario = find_scenario("abstract-56h")
-    smaller = replace(scenario, rounding=EmulatedRounding("int8", 0.25))
-    oftener = replace(scenario, rounding=EmulatedRounding("int8", 0.25, spends_bytes=True))
-    assert smaller.strategy("cpr-mfu").save_every_hours == pytest.approx(5.6)
-    assert oftener.strategy("cpr-mfu").save_every_hours == pytest.approx(1.4)
-    assert smaller.strategy("cpr-mfu").precision == Precision(partial="int8")
-    for name in ("full", "partial", "cpr-vanilla"):
-        assert smaller.strategy(name) == oftener.strategy(name) == scenario.strategy(name)
-        assert smaller.strategy(name).precision.is_exact
-    with pytest.raises(UsageError, match=r"row_share is 1\.5"):
-        EmulatedRounding("int8", 1.5)
 
 
 def test_every_strategy_recovers_by_its_rules() -> None:

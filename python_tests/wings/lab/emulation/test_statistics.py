@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.statistics import estimate, estimate_ratio
+from cpr_ext.wings.lab.emulation.summary import estimate, estimate_ratio
 
 
 def test_the_interval_of_a_textbook_sample() -> None:

@@ -11,6 +11,7 @@ from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.job_stores import worker_directory
 from cpr_ext.storage.retention import Retention
+from python_tests.helpers import open_checkpointer
 
 ROWS, DIM = 30, 4
 
@@ -41,9 +42,10 @@ class WorkerAlone:
         dense = torch.optim.SGD(self.model.linear.parameters(), lr=0.1)
         name = part.name if says_part else "items"
         table = Table(name, weight, of_rows, [self.model.items], part=part if says_part else None)
-        self.checkpointer = cpr_ext.Checkpointer(
+        self.checkpointer = open_checkpointer(
             self.model, [of_rows, dense], directory, tables=[table], num_shards=2,
-            schedule=cpr_ext.EverySteps(10**9), retention=Retention(full_recovery_points=2),
+            schedule=cpr_ext.EverySteps(10**9),
+            store=cpr_ext.StoreOptions(retention=Retention(full_recovery_points=2)),
             save_at_close=False, **options,
         )  # fmt: skip
 

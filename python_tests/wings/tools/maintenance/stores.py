@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import cpr_ext
+from cpr_ext import StoreOptions
 from python_tests.helpers import Trained
 
 TABLES = {"big": (700, 4), "mid": (90, 3), "small": (3, 2)}
@@ -18,7 +19,7 @@ def trained_store(
     **options,
 ) -> Trained:
     """A run with a base and ``snapshots`` partial ones, its snapshots waited for."""
-    options = {"schedule": cpr_ext.EverySteps(10**9), "rebase_after": None, **options}
+    options = {"schedule": cpr_ext.EverySteps(10**9), "store": StoreOptions(None), **options}
     trained = Trained(
         directory,
         TABLES,

@@ -87,8 +87,8 @@ def test_an_existing_directory_is_not_overwritten(store, tmp_path):
 def test_damage_is_named_and_nothing_is_left_behind(tmp_path):
     trained_store(tmp_path / "store").checkpointer.close()
     reader = StoreReader(tmp_path / "store")
-    path = reader.path_of(reader.manifest.shards[0][0])
-    flip(path, reader.manifest.shards[0][0].header_bytes + 5)
+    path = reader.path_of(reader.manifest.rows[0])
+    flip(path, reader.manifest.rows[0].header_bytes + 5)
     with pytest.raises(DamageError, match=path.name):
         export(tmp_path / "store", tmp_path / "out")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["store"]

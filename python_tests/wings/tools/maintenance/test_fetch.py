@@ -7,6 +7,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+import cpr_ext
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.cli.app import app
 from cpr_ext.wings.remote import RemoteOptions, fetching
@@ -25,9 +26,13 @@ def address_of(store):
     return f"file://{store}.copy"
 
 
+def copied_to(address):
+    return cpr_ext.StoreOptions(None, cpr_ext.Retention(2), remote=RemoteOptions(address))
+
+
 def train(store, kinds=("partial",)):
     """Resume a run, save so often, and copy it."""
-    run = Run.at(store, remote=RemoteOptions(address_of(store)))
+    run = Run.at(store, store=copied_to(address_of(store)))
     run.checkpointer.recover()
     for kind in kinds:
         run.train()
@@ -51,7 +56,7 @@ def exact_step(directory):
 
 def test_the_copy_becomes_a_store_in_a_new_directory(copy, tmp_path):
     report = fetch(copy, tmp_path / "new")
-    assert (report.step, report.segments) == (3, 8)
+    assert (report.step, report.segments) == (3, 5)
     assert exact_step(tmp_path / "new") == 3
     (tmp_path / "mount" / "lost+found").mkdir(parents=True)  # of a file system
     fetch(copy, tmp_path / "mount")
@@ -74,16 +79,16 @@ def test_the_store_of_a_machine_that_came_back_is_refused_and_the_fetched_one_go
     shutil.copytree(tmp_path / "store", tmp_path / "earlier")
     train(tmp_path / "store")
     with pytest.raises(StoreError, match=r"earlier state.*cpr fetch file://.* DIR"):
-        Run.at(tmp_path / "earlier", remote=RemoteOptions(copy))
+        Run.at(tmp_path / "earlier", store=copied_to(copy))
     fetch(copy, tmp_path / "new")
-    run = Run.at(tmp_path / "new", remote=RemoteOptions(copy))
+    run = Run.at(tmp_path / "new", store=copied_to(copy))
     run.checkpointer.recover()
     run.train()
     run.save("partial")
     assert run.checkpointer.store.origin.wait(60)
     run.release()
     with pytest.raises(StoreError, match="an earlier state of the same job, of step 4"):
-        Run.at(tmp_path / "store", remote=RemoteOptions(copy))
+        Run.at(tmp_path / "store", store=copied_to(copy))
 
 
 CALLS = (
@@ -134,8 +139,8 @@ def _ending(call, left):
 
 def test_the_command(copy, tmp_path):
     place = str(tmp_path / "new")
-    assert "step 3; 8 files read" in CliRunner().invoke(app, ["fetch", copy, place]).output
+    assert "step 3; 5 files read" in CliRunner().invoke(app, ["fetch", copy, place]).output
     shown = json.loads(CliRunner().invoke(app, ["fetch", copy, f"{place}2", "--json"]).output)
-    assert (shown["step"], shown["segments"]) == (3, 8)
+    assert (shown["step"], shown["segments"]) == (3, 5)
     nothing = CliRunner().invoke(app, ["fetch", f"file://{tmp_path}/none", str(tmp_path / "x")])
     assert "no state yet" in str(nothing.exception)

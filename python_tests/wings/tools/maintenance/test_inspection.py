@@ -5,7 +5,7 @@ import pytest
 from cpr_ext.storage import store_reader
 from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.wings.publishing import changed_rows
-from cpr_ext.wings.tools.maintenance import export, inspect, inspect_table, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
 from python_tests.wings.tools.maintenance.stores import recovered, trained_store
 
 
@@ -16,19 +16,8 @@ def store(tmp_path_factory):
     return directory
 
 
-def test_the_age_of_a_tables_rows_is_that_of_the_rows_themselves(store):
-    details = inspect_table(store, "tables.big")
-    steps = read_rows(store, "tables.big", range(700)).steps
-    assert details.rows_by_step == {s: int((steps == s).sum()) for s in steps.unique().tolist()}
-    behind = sorted(13 - step for step in steps.tolist())
-    assert details.steps_behind[0] == behind[0]
-    assert details.steps_behind[2] == behind[round(0.5 * 699)]
-    assert details.steps_behind[4] == behind[-1] == 12
-
-
 COMMANDS = {
     "inspect": lambda store, out: inspect(store),
-    "inspect a table": lambda store, out: inspect_table(store, "tables.big"),
     "verify": lambda store, out: verify(store),
     "export": lambda store, out: export(store, out),
     "read rows": lambda store, out: read_rows(store, "tables.big", range(700)),

@@ -186,7 +186,7 @@ def test_of_two_jobs_in_a_directory_one_is_chosen(job, tmp_path):
 def test_damage_in_one_store_is_named_and_nothing_is_left_behind(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "job")
     reader = StoreReader(tmp_path / "job" / "worker-00001-of-00003")
-    newest = reader.manifest.shards[0][-1]
+    newest = reader.manifest.rows[-1]
     path = reader.path_of(newest)
     flip(path, newest.header_bytes + 3)
     with pytest.raises(DamageError, match=rf"worker-00001-of-00003.*{path.name}"):

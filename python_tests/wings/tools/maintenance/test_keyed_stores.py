@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.cli.app import app
@@ -18,7 +18,7 @@ from python_tests.keyed_job import SLOTS, TABLE, KeyedJob
 
 @pytest.fixture
 def job(tmp_path):
-    job = KeyedJob(tmp_path / "store", rebase_after=None, scores=True)
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None), scores=True)
     job.train(37)
     return job.end()
 
@@ -37,12 +37,19 @@ def test_inspect_shows_occupancy_and_evictions(job, tmp_path):
 def test_a_copy_in_object_storage_has_the_keys(tmp_path):
     address = f"file://{tmp_path}/copy"
     job = KeyedJob(
-        tmp_path / "store", remote=RemoteOptions(address), rebase_after=None, scores=True
+        tmp_path / "store",
+        store=StoreOptions(None, remote=RemoteOptions(address)),
+        scores=True,
     )
     job.train(37)
     job.end()
     shutil.rmtree(tmp_path / "store")
-    again = KeyedJob(tmp_path / "store", seed=1, remote=RemoteOptions(address), scores=True)
+    again = KeyedJob(
+        tmp_path / "store",
+        seed=1,
+        store=StoreOptions(remote=RemoteOptions(address)),
+        scores=True,
+    )
     again.ckpt.recover()
     again.ckpt.close()
     assert again.rows().keys() == job.keys_at[36]
@@ -50,10 +57,10 @@ def test_a_copy_in_object_storage_has_the_keys(tmp_path):
 
 
 def test_after_a_repair_no_key_has_two_slots(tmp_path):
-    job = KeyedJob(tmp_path / "store", rebase_after=None, num_slots=24)
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None), num_slots=24)
     job.train(47, new_ids=5)
     job.end()
-    path = job.ckpt.store.path_of(job.ckpt.store.manifest.shards[0][-1])
+    path = job.ckpt.store.path_of(job.ckpt.store.manifest.rows[-1])
     content = bytearray(path.read_bytes())
     content[-200] ^= 1
     path.write_bytes(content)
@@ -70,11 +77,11 @@ def test_after_a_repair_no_key_has_two_slots(tmp_path):
 
 @pytest.mark.parametrize("precision", ["int8", "float16"])
 def test_rounded_rows_keep_exact_keys(tmp_path, precision):
-    rounded = cpr_ext.Precision(base=precision, partial=precision)
-    job = KeyedJob(tmp_path / "store", precision=rounded, rebase_after=None)
+    rounded = Precision(base=precision, partial=precision)
+    job = KeyedJob(tmp_path / "store", store=StoreOptions(None, precision=rounded))
     job.train(37)
     job.end()
-    again = KeyedJob(tmp_path / "store", seed=1, precision=rounded)
+    again = KeyedJob(tmp_path / "store", seed=1, store=StoreOptions(precision=rounded))
     assert again.ckpt.recover().rows_rounded > 0
     assert again.rows().keys() == job.keys_at[36]
     again.end()

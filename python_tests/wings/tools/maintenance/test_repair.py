@@ -55,14 +55,14 @@ def test_an_older_manifest_put_back_is_rebuilt_from_the_segments(scene, tmp_path
 def test_a_snapshot_of_another_history_is_not_put_with_the_newest(tmp_path):
     """Its files could not be removed when training went back, and its number is a lower one."""
     store, kept = tmp_path / "store", tmp_path / "kept"
-    run = Run.at(store, retention=cpr_ext.Retention(1))
+    run = Run.at(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(1)))
     run.checkpointer.recover()
     for _ in range(3):
         run.train()
         run.save("base" if run.checkpointer.step_count == 1 else "partial")
     shutil.copytree(store / "segments", kept)
     run.release()
-    run = Run.at(store, retention=cpr_ext.Retention(1))
+    run = Run.at(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(1)))
     run.checkpointer.recover()
     run.train()
     run.save("base")
@@ -96,7 +96,7 @@ def test_what_is_replaced_or_dropped_is_kept(scene, tmp_path):
 
 def test_where_no_snapshot_is_whole_nothing_changes_and_the_way_is_named(scene, tmp_path):
     store = scene.copy(tmp_path / "store")
-    flip(store / "segments/00000001-00000-base.safetensors", 100)
+    flip(store / "segments/00000001-base.safetensors", 100)
     report = repair(store, apply=True)
     assert not report.is_applied
     assert not report.is_repairable
@@ -153,7 +153,7 @@ def test_the_smallest_store_has_every_kind_of_file(smallest):
 def test_flips_that_are_repaired_alike_are_compared_once(smallest, tmp_path):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
     rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
-    name = "segments/00000002-00000-partial.safetensors"
+    name = "segments/00000002-partial.safetensors"
     for position in range(rows.begin, rows.begin + 5):
         flips.repair(name, position, tally)
     assert (tally.tried, tally.faults, flips.num_compared) == (5, [], 1)
@@ -163,7 +163,7 @@ def test_a_repair_that_believes_rows_is_found(smallest, tmp_path, monkeypatch):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
     monkeypatch.setattr(repair_module, "check_segment", lambda *_, **__: None)
     rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
-    flips.repair("segments/00000002-00000-partial.safetensors", rows.begin, tally)
+    flips.repair("segments/00000002-partial.safetensors", rows.begin, tally)
     assert len(tally.faults) == 1
 
 

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.wings.cli.app import app
 from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.recovery.test_rounded_rows import recovered, saved_twice
@@ -13,7 +13,7 @@ from python_tests.recovery.test_rounded_rows import recovered, saved_twice
 def stored(tmp_path_factory):
     """Return a store of int8 partial snapshots, and the rows that a recovery gives."""
     directory = tmp_path_factory.mktemp("rounded") / "store"
-    run, _, _ = saved_twice(directory, precision=cpr_ext.Precision(partial="int8"))
+    run, _, _ = saved_twice(directory, store=StoreOptions(precision=Precision(partial="int8")))
     run.die()
     return directory, recovered(directory)
 

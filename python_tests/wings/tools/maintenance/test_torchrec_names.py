@@ -2,7 +2,7 @@
 
 import torch
 
-from cpr_ext.wings.tools.maintenance.torchrec_names import optimizer_state
+from cpr_ext.wings.tools.maintenance.exporting import optimizer_state
 
 
 class Array:

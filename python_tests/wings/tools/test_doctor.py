@@ -1,0 +1,239 @@
+"""Checks of the machine and its packages, with what could be wrong put in their place."""
+
+import errno
+import importlib
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import cpr_ext
+from cpr_ext.errors import UsageError
+from cpr_ext.wings.tools import doctor
+
+
+def test_this_environment_is_sound():
+    assert doctor.check_python().status in ("ok", "note")
+    assert doctor.check_torch().status in ("ok", "note")
+    check = doctor.check_native()
+    assert (check.status, check.found.startswith(cpr_ext.__version__)) == ("ok", True)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.3.1", "wrong"), ("2.4.0", "note"), ("2.10.0+cu128", "ok"), ("3.0", "ok")],
+)
+def test_a_torch_is_judged_by_its_version(monkeypatch, version, status):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    check = doctor.check_torch()
+    assert (check.status, check.found) == (status, version)
+    assert bool(check.remedy) == (status != "ok")
+
+
+def test_a_torch_that_cannot_be_imported_is_wrong(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    check = doctor.check_torch()
+    assert check.status == "wrong"
+    assert "torch cannot be imported" in check.found
+    assert "pip install" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "status", "words"),
+    [
+        ("machine", "aarch64", "note", "portable code runs"),
+        ("system", "Windows", "wrong", "use Linux"),
+    ],
+)
+def test_other_systems(monkeypatch, attribute, value, status, words):
+    monkeypatch.setattr(doctor.platform, attribute, lambda: value)
+    check = doctor.check_python()
+    assert (check.status, words in check.remedy) == (status, True)
+
+
+def test_a_native_core_that_does_not_load_is_wrong(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cpr_ext._native", None)
+    check = doctor.check_native()
+    assert check.status == "wrong"
+    assert "pip install ." in check.remedy
+
+
+def test_two_versions_are_noted(monkeypatch):
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.0.9")
+    check = doctor.check_native()
+    assert check.status == "note"
+    assert "pip says 0.0.9" in check.found
+
+
+def test_versions_and_errors():
+    assert doctor.version_of("no-such-package") is None
+    assert doctor.numbers("2.13.0+cpu") == (2, 13, 0)
+    assert doctor.numbers("main") == ()
+    assert doctor.first_line(ValueError("a\nb")) == "a"
+    assert doctor.first_line(ValueError()) == "ValueError"
+
+
+def native(*, has_cuda=True, sets=("portable", "avx512"), devices=1):
+    return SimpleNamespace(
+        has_cuda=has_cuda,
+        instruction_set=lambda: sets[-1],
+        instruction_sets=lambda: list(sets),
+        num_devices=lambda: devices,
+    )
+
+
+def torch(*, built=True, devices=1):
+    cuda = SimpleNamespace(
+        is_available=lambda: devices > 0,
+        device_count=lambda: devices,
+        get_device_name=lambda number: "H200",
+    )
+    version = SimpleNamespace(cuda="13.0" if built else None)
+    return SimpleNamespace(__version__="2.13.0", cuda=cuda, version=version)
+
+
+@pytest.mark.parametrize(
+    ("cores", "found", "status", "words"),
+    [
+        (8, native(), "ok", ""),
+        (8, native(sets=("portable",)), "note", "AVX-512"),
+        (8, native(sets=("portable", "avx2")), "note", "AVX-512"),
+        (1, native(), "note", "a second core"),
+        (8, None, "note", "see cpr_ext above"),
+    ],
+)
+def test_cpus(monkeypatch, cores, found, status, words):
+    monkeypatch.setattr(doctor, "_native", lambda: found)
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    check = doctor.check_cpu()
+    assert (check.status, words in check.remedy) == (status, True)
+    assert check.found.startswith(f"{cores} cores")
+
+
+@pytest.mark.parametrize(
+    ("of_torch", "found", "has_gpu", "status", "words"),
+    [
+        (torch(), native(), True, "ok", ""),
+        (torch(devices=2), native(devices=1), True, "wrong", "update the NVIDIA driver"),
+        (torch(), native(has_cuda=False), True, "note", "CPR_EXT_CUDA=ON"),
+        (torch(), None, True, "note", "CPR_EXT_CUDA=ON"),
+        (torch(devices=0), native(), True, "note", "NVIDIA driver"),
+        (torch(devices=0), native(), False, "ok", ""),
+        (torch(built=False), native(), True, "note", "a torch with CUDA"),
+        (torch(built=False), native(), False, "ok", ""),
+        (None, native(), False, "note", "see torch above"),
+    ],
+)
+def test_cuda(monkeypatch, of_torch, found, has_gpu, status, words):
+    monkeypatch.setitem(sys.modules, "torch", of_torch)
+    monkeypatch.setattr(doctor, "_native", lambda: found)
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: has_gpu)
+    check = doctor.check_cuda()
+    assert (check.status, words in check.remedy) == (status, True)
+    assert bool(check.remedy) == (status != "ok")
+
+
+def test_this_machine_can_be_examined():
+    assert doctor.check_cpu().found
+    assert doctor.check_cuda().found
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "words"),
+    [
+        (None, "ok", "GB free; direct I/O"),
+        (errno.EINVAL, "note", "no direct I/O, the page cache"),
+        (errno.ENOSPC, "wrong", "cannot be written: No space left on device"),
+    ],
+)
+def test_direct_io_is_tried(tmp_path, monkeypatch, refused, status, words):
+    open_file = os.open
+
+    def open_or_refuse(name, flags, *more, **named):
+        if flags & os.O_DIRECT:
+            if refused is not None:
+                raise OSError(refused, os.strerror(refused))
+            flags &= ~os.O_DIRECT  # whatever the disk of this test takes
+        return open_file(name, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_or_refuse)
+    check = doctor.check_disk(tmp_path)
+    assert (check.status, words in check.found) == (status, True)
+    assert bool(check.remedy) == (status != "ok")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_this_disk_is_tried(tmp_path):
+    assert "direct I/O" in doctor.check_disk(tmp_path).found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_wrong(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("none", "file"):
+        check = doctor.check_disk(tmp_path / place)
+        assert (check.status, "cannot be written" in check.found) == ("wrong", True)
+
+
+FOUND = {
+    "click": "8.1",
+    "tqdm": "4.6",
+    "scipy": "1.1",
+    "torchrec": doctor.TRIED_TORCHREC,
+    "fbgemm-gpu-cpu": doctor.TRIED_TORCHREC,
+    "torch": f"{doctor.TRIED_TORCH}.0",
+}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    versions = dict(FOUND)
+    monkeypatch.setattr(doctor, "version_of", versions.get)
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: None)
+    return versions
+
+
+def test_missing_packages_are_named_with_their_extra(installed):
+    assert doctor.check_commands().status == "ok"
+    del installed["scipy"]
+    check = doctor.check_commands()
+    assert check.status == "note"
+    assert check.found == "missing: scipy; found: click 8.1, tqdm 4.6"
+    assert "cpr_ext[cli]" in check.remedy
+    check = doctor.check_training()
+    assert check.found == "missing: matplotlib, pyarrow, scikit-learn"
+    assert "cpr_ext[train]" in check.remedy
+
+
+def test_torchrec_fits_is_missing_or_was_not_tried(installed):
+    assert doctor.check_torchrec().status == "ok"
+    installed["torch"] = "2.99.0"
+    assert doctor.check_torchrec().status == "note"
+    del installed["torchrec"]
+    check = doctor.check_torchrec()
+    assert (check.status, "not installed" in check.found) == ("ok", True)
+
+
+def test_a_torchrec_that_cannot_be_imported_is_wrong(installed, monkeypatch):
+    def fail(name):
+        raise OSError("undefined symbol: _ZN3c10\nmore")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", fail)
+    check = doctor.check_torchrec()
+    assert check.status == "wrong"
+    assert check.found.endswith("cannot be imported: undefined symbol: _ZN3c10")
+    assert "--no-deps torchrec==" in check.remedy
+
+
+def test_a_torch_without_the_private_names_is_noted(monkeypatch):
+    assert doctor.check_live_recovery().status == "ok"
+    private = importlib.import_module("cpr_ext.distributed.collective.torch_private")
+
+    def refuse():
+        raise UsageError("torch 9.9 lacks _ddp_init_helper")
+
+    monkeypatch.setattr(private, "require_known_torch", refuse)
+    check = doctor.check_live_recovery()
+    assert (check.status, check.found) == ("note", "torch 9.9 lacks _ddp_init_helper")
