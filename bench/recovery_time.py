@@ -32,7 +32,6 @@ from typing import Any
 
 from results import keep
 
-from cpr_ext.distributed.launcher import Launcher
 from cpr_ext.wings.lab.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
@@ -93,9 +92,9 @@ def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
             }
             code = subprocess.call(torchrun, env=environment, stdout=log, stderr=log)
     else:
-        spares = 0 if way == "live" else 1
-        program = [sys.executable, *command]
-        code = Launcher(program, settings["workers"], spares=spares, report=note).run()
+        launch = ["launch", "--nproc", str(settings["workers"])]
+        launch += ["--spares", str(settings["spares"]), *command]
+        code = subprocess.call([sys.executable, "-m", "cpr_ext.wings.cli", *launch])
     if code != 0:
         raise SystemExit(f"{way}: the job ended with code {code}")
     killer.join()
@@ -114,13 +113,10 @@ def settings_of(way: str, settings: dict[str, Any]) -> dict[str, Any]:
     size = GROUP_SIZES.get(way)
     return {
         **settings,
+        "spares": 0 if way == "live" else 1,
         "table_bytes": factor * settings["table_bytes"],
         "group_size": None if size is None else min(size, settings["workers"]),
     }
-
-
-def note(text: str) -> None:
-    print(f"  {text}", file=sys.stderr)
 
 
 def kill_again_and_again(settings: dict[str, Any], folder: Path) -> None:

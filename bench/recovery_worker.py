@@ -103,9 +103,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
     """Workers that outlive each other."""
     import cpr_ext
     from cpr_ext.distributed import Event, Job, Parity, Worker
-    from cpr_ext.distributed.identity.worker_identity import SPARE
 
-    is_spare = SPARE in os.environ
     options: dict[str, Any] = {}
     if settings["group_size"] is not None:
         rate = settings["rebuild_bytes_per_second"]
@@ -117,7 +115,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
     training = Training(settings["table_bytes"], settings["batch_size"])
     journal = Journal(folder / f"journal-{worker.identity.rank}")
     # A spare has done its imports before: here begins what is left of its start-up.
-    journal.write("started", 0, time.time() if is_spare else STARTED)
+    journal.write("started", 0, time.time() if settings["spares"] else STARTED)
 
     def observe(event: Event) -> None:
         journal.write(event.kind, event.step, event.unix_seconds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
-from cpr_ext.distributed.identity.worker_identity import show_alive
 from cpr_ext.errors import SnapshotError, StorageError, StoreError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 
@@ -43,7 +42,6 @@ def save_trained(checkpointer: Checkpointer, rank: int, *, retry_seconds: float)
         pause = _PAUSES_SECONDS[min(attempts, len(_PAUSES_SECONDS) - 1)]
         attempts += 1
         time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-        show_alive()
 
 
 def save_for_successor(checkpointer: Checkpointer, rank: int) -> None:

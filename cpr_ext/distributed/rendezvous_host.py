@@ -24,7 +24,7 @@ _PARENT_POLL_SECONDS = 0.5
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until it is killed, or until its parent is gone if ``--with-parent`` is given."""
+    """Serve until it is killed, or is not needed any more."""
     parser = argparse.ArgumentParser(
         prog="python -m cpr_ext.distributed.rendezvous_host",
         description="The job's secret comes from CPR_JOB_SECRET_FILE or CPR_JOB_SECRET.",
@@ -37,13 +37,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--port", type=int, default=29400, help="0: any that is free")
     parser.add_argument("--listen-fd", type=int, help="a socket that listens already; not --host")
-    parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     parser.add_argument(
         "--while-needed",
         action="store_true",
         help="when the parent has ended, end once nobody is connected",
     )
-    parser.add_argument("--first", action="store_true", help="no other host served this job before")
     options = parser.parse_args(arguments)
     parent = os.getppid()
     try:
@@ -56,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(str(error))
     print(f"rendezvous on port {listener.getsockname()[1]}", flush=True)
     descriptors.allow_more()  # each worker has two connections here
-    host = Host(secret, is_first=options.first)
+    host = Host(secret)
     asyncio.run(_serve(host, listener, parent, options))
 
 
@@ -93,11 +91,8 @@ async def _serve(
     serving = asyncio.ensure_future(host.serve(listener))
     while not serving.done():
         await asyncio.wait([serving], timeout=_PARENT_POLL_SECONDS)
-        if os.getppid() == parent:
-            continue
-        if options.with_parent:
-            sys.exit("the process that started the rendezvous is gone")
-        if options.while_needed and not host.is_needed:
+        is_left = os.getppid() != parent and not host.is_needed
+        if is_left and options.while_needed:
             sys.exit(0)
     await serving
 

@@ -53,6 +53,7 @@ logger = logger_of("jobs")
 
 _PORT = 29400
 _JOIN_SECONDS = 600
+_SPARE_SECONDS = 5.0  # in which a worker recovers, and the start of the next spare takes no time
 
 
 class CprRendezvous(RendezvousHandler):
@@ -89,6 +90,7 @@ class CprRendezvous(RendezvousHandler):
         self._was_heard, self._refusal = threading.Event(), ""
         self._untrusted_since = 0.0
         self._has_lost_node = False  # and its workers have not ended yet
+        self._memory_kills = _memory_kills()
 
     def _pass_on(self, parameters: RendezvousParameters) -> None:
         """Set what the workers read: torchrun gives them its own environment."""
@@ -114,6 +116,8 @@ class CprRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once, of an agent alone: its workers learn their ranks by themselves."""
         self._has_lost_node = False
+        if self._was_heard.is_set():
+            self._give_way()
         self._presence.begin()
         if not self._was_heard.wait(self._join_seconds):
             raise RendezvousTimeoutError(
@@ -135,9 +139,9 @@ class CprRendezvous(RendezvousHandler):
         """Return 0, for torchrun would restart living workers for one that waits.
 
         If another agent has this one's node that is wanted: its workers save and leave, and others
-        stand by. torchrun does not count that as a restart.
+        stand by. So it is if the job cannot continue. torchrun does not count that as a restart.
         """
-        return int(self._has_lost_node)
+        return int(self._has_lost_node or bool(self._refusal))
 
     def get_run_id(self) -> str:
         """Return the name of the job."""
@@ -174,7 +178,22 @@ class CprRendezvous(RendezvousHandler):
         self._refusal = reason
         self._was_heard.set()
 
+    def _give_way(self) -> None:
+        """Leave the node to another agent on this machine whose workers wait."""
+        kills, self._memory_kills = self._memory_kills, _memory_kills()
+        if kills != self._memory_kills:
+            logger.warning("the kernel has killed processes here for want of memory")
+        host = HostConnection(self._place)
+        with suppress(HostError, RefusedError):
+            if host.ask("give way", agent=self._token)["is_given"]:
+                logger.info("a spare has node %s now; this agent stands by", self._node)
+                self._node = None
+                time.sleep(_SPARE_SECONDS)
+        host.close()
+
     def _hear(self, news: dict[str, Any]) -> None:
+        if reason := news.get("over"):
+            self._note_refusal(str(reason))
         if "node" not in news:
             return
         if news["node"] is None:
@@ -188,12 +207,16 @@ class CprRendezvous(RendezvousHandler):
     def _host_here(self) -> None:
         """Host the rendezvous if its address is of this machine, and nobody listens there."""
         if self._hosted is not None:
-            if self._hosted.process.poll() is not None:
-                self._hosted.restart()
-            return
+            return self._hosted.restart_if_dead()
         with suppress(RendezvousError):
-            place = self._place.host, self._place.port
-            self._hosted = HostProcess(os.environ, *place, ["--while-needed"])
+            self._hosted = HostProcess(os.environ, self._place.host, self._place.port)
+
+
+def _memory_kills() -> int:
+    """Return how many processes the kernel has killed here for want of memory."""
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split("\n")[0])
+    return 0
 
 
 def create() -> type[CprRendezvous]:

@@ -62,12 +62,10 @@ from cpr_ext.distributed.defaults import (
 )
 from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
-from cpr_ext.distributed.identity.supervision import report_abort, report_done, report_failure
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
     RankLock,
     TimeOuts,
-    show_alive,
     worker_directory,
 )
 from cpr_ext.distributed.job import Event, Job, Recovery
@@ -392,7 +390,6 @@ class Worker:
 
     def _say_done(self) -> None:
         self._rendezvous.say_over()
-        report_done()
 
     def _finish_notes(self, num_steps: int) -> list[str]:
         """Return the notes that all leave at the end, of this run and no other; or none yet."""
@@ -400,11 +397,11 @@ class Worker:
         return [f"finished/{self._run.run}/{num_steps}/{rank}" for rank in ranks]
 
     def _require_world_size(self) -> None:
-        with _ending_the_job():
+        with self._ending_the_job():
             require_world_size(self._store, self.identity.world_size)
 
     def _find_address(self) -> str:
-        with _ending_the_job():
+        with self._ending_the_job():
             return own_address(self.identity)
 
     def _live(
@@ -467,7 +464,7 @@ class Worker:
                 raise SystemExit(EXIT_CODE) from None
             except BaseException as error:
                 if self._lost or not isinstance(error, GeneratorExit):
-                    report_failure(str(self._lost or f"{type(error).__name__}: {error}"))
+                    self._count_failure(str(self._lost or f"{type(error).__name__}: {error}"))
                 job.release()
                 raise
         close_saved(job.checkpointer)
@@ -570,7 +567,7 @@ class Worker:
         run, digest = (self._run.run, self._proposed_run), digest_of(self._contract)
         found = all_gather_json(job.group, (status.to_plain(), run, digest))
         said, runs, digests = zip(*found, strict=True)
-        with _ending_the_job():
+        with self._ending_the_job():
             require_one_contract(job.group, digests, self._contract)
         self._run.write(agree_on_run(runs), self._rendezvous.epoch)
         if parity is not None:
@@ -578,7 +575,7 @@ class Worker:
         groups = () if parity is None else parity.groups
         decision = decide([Status.from_plain(plain) for plain in said], groups)
         if not self._start_over:
-            with _ending_the_job():
+            with self._ending_the_job():
                 require_wanted_start(decision)
         return decision
 
@@ -723,18 +720,21 @@ class Worker:
     def _report(self, kind: Any, job: Job) -> None:
         if kind != "peer_lost":
             self._since = time.monotonic()
-        show_alive()
         self._observe(Event(kind, job.step, time.time()))
 
+    def _count_failure(self, reason: str) -> None:
+        """Say if processes of this rank end by the same error again and again."""
+        if (times := self._rendezvous.count_failure(reason)) > 1:
+            logger.error("this worker has ended %d times in a row by %s", times, reason)
 
-@contextmanager
-def _ending_the_job() -> Iterator[None]:
-    """Say of what is raised that starting this worker again would not help."""
-    try:
-        yield
-    except CprError as error:
-        report_abort(str(error))
-        raise
+    @contextmanager
+    def _ending_the_job(self) -> Iterator[None]:
+        """Say of what is raised that starting this worker again would not help."""
+        try:
+            yield
+        except CprError as error:
+            self._rendezvous.say_over(str(error))
+            raise
 
 
 def _keep_values(model: nn.Module) -> None:

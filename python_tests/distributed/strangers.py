@@ -33,7 +33,8 @@ def _address(family, text):
 
 def descendants(pid):
     """A process and all that it started, directly or not."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = " ".join(path.read_text() for path in threads).split()
     return [pid, *(found for child in children for found in descendants(int(child)))]
 
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -57,7 +56,7 @@ class Seen:
     seconds_to_recover: float = 0.0
     pestered_while_recovering: int = 0
     secret: str = ""
-    secret_modes: tuple = ()
+    secret_is_in_memory: bool = False
     environments: list = field(default_factory=list)
     command_lines: list = field(default_factory=list)
     said: str = ""
@@ -103,8 +102,11 @@ class Watch:
         found = {}
         for pid in descendants(self.process.pid):
             words = Path(f"/proc/{pid}/cmdline").read_text()
-            kind = "launcher" if "cpr_ext.wings.cli" in words else "spare"
+            kind = "agent" if "cpr_ext.wings.cli" in words else "spare"
             kind = "host" if "rendezvous_host" in words else workers.get(pid, kind)
+            if kind == "agent":
+                kind = "agent that hosts" if listening(pid) else kind
+                kind = "launcher" if pid == self.process.pid else kind
             found[kind] = pid
         return found
 
@@ -196,8 +198,7 @@ def look_for_the_secret(kinds, seen):
     )
     path = Path(variables.get("CPR_JOB_SECRET_FILE", "/nonexistent"))
     if path.exists():
-        seen.secret = path.read_text()
-        seen.secret_modes = tuple(stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent))
+        seen.secret, seen.secret_is_in_memory = path.read_text(), "memfd:" in str(path.readlink())
 
 
 def test_a_pickle_planted_by_a_stranger_is_executed_by_nobody(seen, tmp_path_factory):
@@ -223,7 +224,7 @@ def test_what_listens_is_what_the_table_in_security_md_says(seen):
     for line in table.strip().splitlines()[2:]:
         who, ports = [cell.strip() for cell in line.strip("|").split("|")][:2]
         said[who] = int(ports)
-    found = {kind.split()[0]: len(places) for kind, places in seen.ports.items()}
+    found = {kind.rstrip(" 01"): len(p) for kind, p in seen.ports.items()}
     assert found == said
 
 
@@ -240,9 +241,9 @@ def test_nothing_is_unpickled_in_a_job_that_loses_a_worker(seen, tmp_path_factor
         pytest.fail(path.read_text()[:3000])
 
 
-def test_the_secret_is_in_a_file_for_the_user_alone_and_nowhere_else(seen):
+def test_the_secret_is_in_the_launchers_memory_and_nowhere_else(seen):
     assert len(seen.secret) == 64
-    assert seen.secret_modes == (0o600, 0o700)
+    assert seen.secret_is_in_memory
     for text in (*seen.command_lines, *seen.environments, seen.said):
         assert seen.secret not in text
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from cpr_ext.errors import UsageError
@@ -67,31 +66,18 @@ def require_secret(secret: str | None, place: str) -> bytes:
     return secret.encode()
 
 
-def hand_over(environment: MutableMapping[str, str], folder: Path) -> Callable[[], None]:
-    """Have processes started with ``environment`` find the job's secret in a file in ``folder``.
+def hold_secret(environment: MutableMapping[str, str]) -> None:
+    """Keep the job's secret in this process's memory, for the processes that it starts.
 
-    A secret in the environment itself moves to that file; without any, a new one is made. A file
-    that is named already stays.
-
-    Returns:
-        What makes the file again if something has removed it, such as a cleaner of temporary files.
+    They read it by ``/proc`` as long as this process lives. It is on no disk and in no environment.
+    Without a secret in the environment a new one is made; a file that is named already stays.
 
     Raises:
         UsageError: see :func:`read_secret`.
     """
-    secret = read_secret(environment)
-    if environment.get(SECRET_FILE):
-        return lambda: None
-    path, text = folder / "secret", secret or secrets.token_hex(32)
-
-    def write() -> None:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(path, flags, 0o600), "w") as file:
-                file.write(text)
-
-    write()
+    secret = read_secret(environment) or secrets.token_hex(32)
     environment.pop(SECRET, None)
-    environment[SECRET_FILE] = str(path)
-    return write
+    if not environment.get(SECRET_FILE):
+        held = os.memfd_create("job.secret")
+        os.write(held, secret.encode())
+        environment[SECRET_FILE] = f"/proc/{os.getpid()}/fd/{held}"

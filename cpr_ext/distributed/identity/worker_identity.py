@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -29,10 +28,6 @@ RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
 AGENT, NODES = "CPR_AGENT", "CPR_NODES"
 # How many workers a machine has; TorchRec's plans by host ask for it under this name.
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-# A file that a worker touches as a sign of life, if its supervisor wants one.
-ALIVE = "CPR_ALIVE_FILE"
-# The descriptor on which a spare process reads the rank that it gets.
-SPARE = "CPR_SPARE"
 _POLL_SECONDS = 0.05
 _ASK_SECONDS = 1.0  # from one question whether a holder is given up to the next
 
@@ -141,15 +136,11 @@ class Identity:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
-        """Read the variables of ``cpr launch``, or those of Slurm or Kubernetes for rank and size.
-
-        In a spare process of ``cpr launch --spares`` this returns once it is to replace a worker.
+        """Read this worker's variables, or those of Slurm or Kubernetes for rank and size.
 
         Raises:
             UsageError: a variable is missing or malformed; names it.
         """
-        if environment is None:
-            _wait_to_be_needed()
         known = os.environ if environment is None else environment
         rank = _whole(known, RANK, "SLURM_PROCID", "JOB_COMPLETION_INDEX")
         world_size = _whole(known, WORLD_SIZE, "SLURM_NTASKS")
@@ -174,16 +165,6 @@ def _own_address(rendezvous_host: str) -> str | None:
     return "127.0.0.1" if is_loopback else None
 
 
-def _wait_to_be_needed() -> None:
-    if (descriptor := os.environ.pop(SPARE, None)) is None:
-        return
-    with os.fdopen(int(descriptor)) as messages:
-        line = messages.readline()
-    if not line:
-        sys.exit(0)  # the launcher ended, all workers are done
-    os.environ[RANK], os.environ[ALIVE] = line.rstrip("\n").split(" ", 1)
-
-
 def _whole(environment: Mapping[str, str], *names: str) -> int:
     for name in names:
         if (text := environment.get(name)) is not None:
@@ -194,13 +175,6 @@ def _whole(environment: Mapping[str, str], *names: str) -> int:
         f"{names[0]} is not set; start the script with `cpr launch --nproc N SCRIPT` or `torchrun "
         f"--rdzv-backend=cpr`, or set {RANK}, {WORLD_SIZE} and {RENDEZVOUS} for each worker"
     )
-
-
-def show_alive() -> None:
-    """Give the supervisor a sign of life, if it wants one and is there."""
-    if (path := os.environ.get(ALIVE)) is not None:
-        with suppress(FileNotFoundError):
-            os.utime(path)
 
 
 class RankLock:

@@ -241,9 +241,13 @@ class Host:
             _note_may_be_lost(job, str(request["member"]), request["may_be_lost"])
             return {}
         if what == "over":
-            job.nodes.end()
+            job.end(str(request["reason"]))
             await job.wake()
             return {}
+        if what == "failed":
+            return {"times": job.count_failure(int(request["rank"]), str(request["reason"]))}
+        if what == "give way":
+            return {"is_given": await job.hand_on(str(request["agent"]))}
         if what == "bye":
             job.meeting.say_bye(str(request["member"]))
             job.note_must_not_be_lost(str(request["member"]))

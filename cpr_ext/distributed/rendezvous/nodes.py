@@ -98,9 +98,10 @@ class Nodes:
         for node in found:
             self._apart[node] |= found - {node}
 
-    def end(self) -> None:
-        """Note that the job is done: the agents that are here are not needed any more."""
+    def end(self) -> list[int]:
+        """Note that the job is over: the agents whose connections are returned are not needed."""
         self._over = {agent.token for agent in self._agents.values()}
+        return list(self._agents)
 
     def is_over(self, token: str) -> bool:
         """Return whether the job of this agent is done."""
@@ -151,6 +152,22 @@ class Nodes:
                 if is_steady and not crowd[agent.machine] and agent.only in (None, node):
                     self._give(node, other, now)
                     return {visit: None, other: node}
+        return {}
+
+    def hand_on(self, token: str, now: float) -> dict[int, int]:
+        """Give the node of an agent whose workers died to one on its machine whose workers wait.
+
+        Returns:
+            The node, by connection; or nothing.
+        """
+        self._ready.discard(token)
+        node = self.node_of(token)
+        machine = next((a.machine for a in self._agents.values() if a.token == token), None)
+        for visit, agent in self._idle().items():
+            is_ready = agent.machine == machine and agent.token in self._ready
+            if node is not None and is_ready and agent.only in (None, node):
+                self._give(node, visit, now)
+                return {visit: node}
         return {}
 
     def _give(self, node: int, visit: int, now: float) -> None:

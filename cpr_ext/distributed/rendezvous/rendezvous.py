@@ -20,8 +20,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from cpr_ext.distributed.identity.run_note import RunNote
-from cpr_ext.distributed.identity.supervision import report_abort, report_left
-from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
+from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
@@ -29,7 +28,6 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
     RefusedError,
-    ReplacedError,
     UntrustedHostError,
     place_of,
 )
@@ -122,9 +120,6 @@ class Rendezvous:
             probing.wait()
         try:
             round_id = self._wait_for_all(time.monotonic() + self._time_outs.join_seconds)
-        except ReplacedError as error:
-            report_left(str(error))
-            raise RendezvousError(str(error)) from None
         except RefusedError as error:
             raise RendezvousError(str(error)) from None
         except BaseException:
@@ -189,10 +184,22 @@ class Rendezvous:
         self._presence.end()
         self._host.close()
 
-    def say_over(self) -> None:
-        """Say that the job is done, so that agents and workers that stand by end."""
+    def say_over(self, reason: str = "") -> None:
+        """Say that the job is done, so that agents and workers that stand by end.
+
+        Args:
+            reason: why it cannot continue: then no agent starts a worker again; empty: it is done.
+        """
         with suppress(HostError, RefusedError):
-            self._host.ask("over")
+            self._host.ask("over", reason=reason, limit_seconds=_BYE_SECONDS)
+
+    def count_failure(self, reason: str) -> int:
+        """Return how many processes of this rank, one after the other, ended by this error."""
+        with suppress(HostError, RefusedError):
+            rank = self._identity.rank
+            answer = self._host.ask("failed", rank=rank, reason=reason, limit_seconds=_BYE_SECONDS)
+            return int(answer["times"])
+        return 1
 
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
@@ -215,7 +222,6 @@ class Rendezvous:
         held_since: float | None = None
         obstacle = ""
         while True:
-            show_alive()
             if self.is_leaving():
                 raise LeavingError
             error: HostError | None = None
@@ -295,13 +301,11 @@ class Rendezvous:
         since = since or time.monotonic()
         seconds = self._time_outs.identity_seconds
         if time.monotonic() > since + seconds:
-            reason = (
+            raise RendezvousError(
                 f"worker {self._identity.rank} is {holder}, which is connected to the rendezvous "
                 f"after {seconds:g} s; give each worker a rank of its own, or end that process if "
                 "it hangs"
             )
-            report_left(reason)
-            raise RendezvousError(reason)
         return since
 
     def _join_failed(self, missing: str, obstacle: str, error: Exception | None) -> RendezvousError:
@@ -314,7 +318,7 @@ class Rendezvous:
         )
 
     def _end(self, reason: str, remedy: str = "") -> RendezvousError:
-        report_abort(reason)
+        self.say_over(reason)
         return RendezvousError(reason + remedy)
 
 

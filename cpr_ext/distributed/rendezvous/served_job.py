@@ -36,6 +36,7 @@ class ServedJob:
         self._missing: tuple[int, list[int]] = (0, [])
         self._missing_from = float("-inf")
         self._may_be_lost: set[str] = set()  # members of the newest round
+        self._failures: dict[int, tuple[str, int]] = {}  # by rank: the newest, how often in a row
 
     def tell_of_end(self, visit: int, *, is_silent: bool = False) -> None:
         """Say to the others that the process of this connection has ended, if it is of a round.
@@ -66,6 +67,27 @@ class ServedJob:
     def has_lost_member(self) -> bool:
         """Whether a member of the newest round has ended."""
         return 0 < self._ended == self.meeting.epoch
+
+    def end(self, reason: str) -> None:
+        """Note that the job is done, or, and say it to all agents, why it cannot continue."""
+        for visit in self.nodes.end():
+            if reason and (say := self.listeners.get(visit)) is not None:
+                say({"over": reason})
+
+    def count_failure(self, rank: int, reason: str) -> int:
+        """Return how many processes of a rank, one after the other, ended by this error."""
+        times = self._failures.get(rank, ("", 0))
+        self._failures[rank] = (reason, times[1] + 1 if times[0] == reason else 1)
+        return self._failures[rank][1]
+
+    async def hand_on(self, token: str) -> bool:
+        """Give the node of an agent whose workers died to another on its machine."""
+        given = self.nodes.hand_on(token, time.monotonic())
+        for visit, node in given.items():
+            if (say := self.listeners.get(visit)) is not None:
+                say({"node": node})
+        await self.wake()
+        return bool(given)
 
     def note_may_be_lost(self, member: str, epoch: int, apart: Iterable[int]) -> None:
         """Note that a member of the round of this epoch trains and is protected.

@@ -52,6 +52,8 @@ def take_rank(answer_seconds: float) -> None:
     os.environ.update({RANK: rank, WORLD_SIZE: world_size})
     # Under the names that scripts for torchrun read.
     os.environ.update({"RANK": rank, "WORLD_SIZE": world_size, "GROUP_RANK": str(node)})
+    if anyone.address in ("127.0.0.1", "::1"):  # all of the job is on this machine
+        os.environ.update({"LOCAL_RANK": rank, LOCAL_WORLD_SIZE: world_size})
 
 
 def _wait_for_node(anyone: Identity, agent: str, answer_seconds: float) -> int:

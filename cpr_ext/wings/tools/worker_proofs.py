@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.distributed.identity.worker_identity import RANK
-from cpr_ext.distributed.launcher import Launcher
+from cpr_ext.distributed.rendezvous.standing_by import take_rank
 from cpr_ext.distributed.worker import Worker
 from cpr_ext.wings.proving.life import Life, run, wrap
 from cpr_ext.wings.proving.plan import LifePlan
 from cpr_ext.wings.proving.proof import Proof
 from cpr_ext.wings.proving.prove import Ended, environment_of, require_steps, run_lives
+
+_JOIN_SECONDS = 600.0
 
 
 def prove_workers(
@@ -45,27 +48,23 @@ def prove_workers(
 
 def _run_workers(plan: LifePlan, file: Path) -> Ended:
     """Run one life of all workers; none is started again."""
-    said: list[str] = []
-    launcher = Launcher(
-        command=[sys.executable, __file__, str(file)],
-        num_workers=plan.world_size,
-        max_restarts=0,
-        report=said.append,
+    launch = ["launch", "--nproc", str(plan.world_size), "--spares", "0", "--max-restarts", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cpr_ext.wings.cli", *launch, __file__, str(file)],
+        env={**os.environ, **environment_of(plan)},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    before = dict(os.environ)
-    os.environ.update(environment_of(plan))  # the launcher hands it on
-    try:
-        code = launcher.run()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
     logs = sorted(Path(plan.directory).glob("rank-*.log"))
-    return Ended(code, "\n".join([*(log.read_text(errors="replace") for log in logs), *said]))
+    texts = [log.read_text(errors="replace") for log in logs]
+    return Ended(done.returncode, "\n".join([*texts, done.stderr]))
 
 
 def main(plan_file: str) -> None:
     """Live as one worker."""
     plan = LifePlan.read(Path(plan_file))
+    take_rank(_JOIN_SECONDS)
     with (Path(plan.directory) / f"rank-{os.environ[RANK]}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -1,11 +1,11 @@
 """Where the secret of a job comes from, and how it is handed over."""
 
-import stat
+import subprocess
+import sys
 
 import pytest
 
-from cpr_ext.distributed.identity.job_secret import hand_over, read_secret, require_secret
-from cpr_ext.distributed.launcher import Launcher
+from cpr_ext.distributed.identity.job_secret import hold_secret, read_secret, require_secret
 from cpr_ext.errors import UsageError
 
 SECRET = "0123456789abcdef" * 4
@@ -37,30 +37,26 @@ def test_a_secret_that_can_be_guessed_or_not_be_read_is_refused(tmp_path):
     assert "short-but-secret" not in str(error)
 
 
-def test_a_missing_secret_is_refused_with_the_remedy(monkeypatch):
+def test_a_missing_secret_is_refused_with_the_remedy():
     with pytest.raises(UsageError, match=r"no secret.*at node0:29400.*CPR_JOB_SECRET_FILE"):
         require_secret(None, "node0:29400")
-    for name in ("CPR_JOB_SECRET", "CPR_JOB_SECRET_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="the job has no secret"):
-        Launcher(["true"], 1, world_size=2, rendezvous="node0:29400")
 
 
 @pytest.mark.parametrize("given", [{}, {"CPR_JOB_SECRET": SECRET}])
-def test_it_is_handed_over_in_a_file_for_this_user_alone(tmp_path, given):
+def test_it_is_held_in_memory_for_processes_of_this_user(given):
     environment = {**given, "PATH": "x"}
-    hand_over(environment, tmp_path)
-    path = tmp_path / "secret"
-    assert environment == {"PATH": "x", "CPR_JOB_SECRET_FILE": str(path)}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert len(path.read_text()) == 64
-    assert path.read_text() == given.get("CPR_JOB_SECRET", path.read_text())
+    hold_secret(environment)
+    assert set(environment) == {"PATH", "CPR_JOB_SECRET_FILE"}
+    code = "import os, sys; sys.stdout.write(open(os.environ['CPR_JOB_SECRET_FILE']).read())"
+    command = [sys.executable, "-c", code]
+    held = [subprocess.check_output(command, env=environment, text=True) for _ in range(2)]
+    assert held[0] == held[1] == given.get("CPR_JOB_SECRET", held[0])
+    assert len(held[0]) == 64
 
 
 def test_a_file_that_is_named_already_stays(tmp_path):
     path = tmp_path / "ours"
     path.write_text(SECRET)
     environment = {"CPR_JOB_SECRET_FILE": str(path)}
-    hand_over(environment, tmp_path)
+    hold_secret(environment)
     assert environment == {"CPR_JOB_SECRET_FILE": str(path)}
-    assert not (tmp_path / "secret").exists()

@@ -94,6 +94,21 @@ def test_machines_that_vanished_and_were_replaced_count_no_more():
     assert {nodes.node_of("agent 7"), nodes.node_of("agent 8")} == {0, 1}
 
 
+def test_the_node_of_dead_workers_goes_to_an_agent_beside_them_whose_workers_wait():
+    nodes = Nodes()
+    come(nodes, 0, machine="here"), come(nodes, 1, machine="there")
+    come(nodes, 2, machine="there"), come(nodes, 3, machine="here")
+    nodes.assign(0.0)
+    for visit in range(3):
+        nodes.note_ready(f"agent {visit}")
+    assert nodes.hand_on("agent 0", 1.0) == {}  # nobody waits beside it
+    nodes.note_ready("agent 3")
+    assert nodes.hand_on("agent 0", 2.0) == {3: 0}
+    assert nodes.node_of("agent 0") is None
+    assert nodes.hand_on("agent 3", 3.0) == {}  # the workers of agent 0 do not wait yet
+    assert nodes.hand_on("agent 0", 3.0) == {}
+
+
 def test_the_end_of_a_job_is_for_the_agents_that_are_there():
     nodes = Nodes()
     come(nodes, 0), come(nodes, 1)

@@ -1,6 +1,7 @@
 """A worker's seat at the rendezvous: whom it meets, and with what reason it gives up."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,28 +35,43 @@ def test_workers_that_meet_share_the_store_of_their_round(place):
         assert other.get("key") == text
 
 
-def test_who_waits_in_vain_names_the_missing_to_its_supervisor_too(place, tmp_path, monkeypatch):
-    alive = tmp_path / "alive"
-    alive.touch()
-    monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
+@pytest.fixture
+def agent(place, tmp_path, monkeypatch):
+    """An agent of torchrun in job "vain", which has the right secret."""
+    monkeypatch.setattr(torchrun.os, "environ", dict(os.environ))
+    (tmp_path / "secret").write_text(SECRET)
+    endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
+    made = CprRendezvous(RendezvousParameters("cpr", endpoint, "vain", 1, 2, **conf))
+    yield made
+    made.shutdown()
+
+
+def test_who_waits_in_vain_names_the_missing_and_no_agent_starts_workers_again(place, agent):
+    agent.next_rendezvous()
     waits = seat(place, 1, "vain", world_size=4)
     with pytest.raises(RendezvousError, match=r"waited 1 s at .* for workers 0, 2, 3, which did"):
         waits.join()
-    assert alive.read_text().startswith("worker 1 waited 1 s at 127.0.0.1:")
+    while not agent.num_nodes_waiting():  # then torchrun ends its worker
+        time.sleep(0.01)
+    with pytest.raises(RendezvousConnectionError, match="worker 1 waited 1 s at 127"):
+        agent.next_rendezvous()
     # It waits no more: the others do not meet it.
     with pytest.raises(RendezvousError, match="for workers 1, 2, 3,"):
         seat(place, 0, "vain", world_size=4).join()
 
 
-def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, tmp_path, monkeypatch):
+def test_the_same_error_again_and_again_is_counted(place):
+    waits = seat(place, 1, "errors")
+    errors = ["a poison batch", "a poison batch", "another", "a poison batch"]
+    assert [waits.count_failure(error) for error in errors] == [1, 2, 1, 1]
+    assert seat(place, 0, "errors").count_failure("a poison batch") == 1
+
+
+def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, monkeypatch):
     monkeypatch.setattr(rendezvous, "UNTRUSTED_SECONDS", 0.3)
-    alive = tmp_path / "alive"
-    alive.touch()
-    monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
     stranger = seat(place, 0, "wrong", secret="of-somebody-else-" * 3, time_outs=TimeOuts())
     with pytest.raises(RendezvousError, match=r"refused this worker's secret; give .* the same"):
         stranger.join()
-    assert "CPR_JOB_SECRET_FILE" in alive.read_text()
     assert not stranger.all_noted(["anything"])
 
 
