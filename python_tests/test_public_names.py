@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_every_public_name_can_be_imported_and_is_listed():
     assert list(cpr_ext.__all__) == sorted(cpr_ext.__all__)
-    assert len(cpr_ext.__all__) <= 32
+    assert len(cpr_ext.__all__) <= 34
     for name in cpr_ext.__all__:
         assert getattr(cpr_ext, name).__name__ == name
         assert name in dir(cpr_ext)
@@ -83,7 +83,7 @@ def test_importing_the_core_imports_neither_torch_nor_numpy(module):
 
 def test_a_public_name_brings_its_module_when_it_is_asked_for():
     printed = run_python("import cpr_ext; print(cpr_ext.EverySteps(3))")
-    assert printed == "EverySteps(steps=3)\n"
+    assert printed == "EverySteps(steps=3, when_busy='delay')\n"
     code = "from cpr_ext import CprError; import sys; print('torch' in sys.modules)"
     assert run_python(code, is_new=True) == "False\n"
 

@@ -295,7 +295,7 @@ class Saver:
         self.claims.note_captured(snapshot)
 
     def _copy_on_devices(self, snapshot: Snapshot, *, wait: bool) -> bool:
-        """Have GPUs copy the rows that they have chosen; True: they cannot, so that it goes on.
+        """Have GPUs copy the rows that they have chosen; True: they cannot.
 
         Without the memory for it the snapshot becomes one of another way.
         """
