@@ -56,6 +56,21 @@ def launch(
     Returns:
         0 if all was done, 128 + n after signal n, else 1.
     """
+    before = dict(os.environ)
+    try:
+        return _run(command, num_workers, spares, max_restarts, report)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(
+    command: Sequence[str],
+    num_workers: int,
+    spares: int,
+    max_restarts: int,
+    report: Callable[[str], None],
+) -> int:
     threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
     for name, value in {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
@@ -108,6 +123,8 @@ def launch(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for agent in agents:  # after an error alone
+            os.kill(agent, signal.SIGKILL)
     return 128 + ended_by if ended_by else 0
 
 
