@@ -472,7 +472,7 @@ PRECISIONS = {
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_points_of_tables_on_a_device_are_complete(tmp_path, precision):
     options = {
-        "precision": PRECISIONS[precision],
+        "store": cpr_ext.StoreOptions(precision=PRECISIONS[precision]),
         "priority": cpr_ext.AllRows(),
     }
     for is_first in (True, False):

@@ -59,11 +59,12 @@ def held(monkeypatch):
 def begin(run, row_ids=range(100)):
     """Step until a partial snapshot begins and knows its step; it, and the weights after each."""
     checkpointer = run.checkpointer
-    checkpointer.schedule = cpr_ext.EverySteps(1)
+    waits = checkpointer.schedule.when_busy
+    checkpointer.schedule = cpr_ext.EverySteps(1, when_busy=waits)
     weights = {}
     for _ in range(20):
         run.step(row_ids)
-        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        checkpointer.schedule = cpr_ext.EverySteps(1000, when_busy=waits)
         weights[checkpointer.step_count] = run.model.weight.detach().clone()
         snapshot = checkpointer._saver.in_flight
         if snapshot is None or snapshot.first_step >= 0:
