@@ -25,9 +25,6 @@ from cpr_ext.wings.policy.target_pls import TargetPLS
 
 logger = logger_of("jobs")
 
-#: The full-recovery points that each store of a job keeps, so that all have one in common.
-POINTS_OF_A_JOB = 3
-
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 Recoveries = Literal["partial", "full", "exact", "auto"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
@@ -53,22 +50,6 @@ def contract_of(parity: Parity | None, **options: Any) -> dict[str, str]:
     of_parity = {} if parity is None else {f"Parity({n}=)": v for n, v in vars(parity).items()}
     given = {"cpr_ext": _version(), "torch": torch.__version__, **options, **of_parity}
     return {name: str(value) for name, value in given.items()}
-
-
-def warn_of_too_few_points(recovery: str, retention: Retention) -> None:
-    """Log a warning if the stores of a job may come to have no full-recovery point in common.
-
-    With ``when_busy="wait"`` a worker that has begun a point has committed the one but last. So has
-    each of its peers, of which the fastest has committed two more.
-    """
-    kept = retention.full_recovery_points
-    if recovery in ("full", "auto") and kept < POINTS_OF_A_JOB:
-        logger.warning(
-            'recovery="%s" returns to a point that the store of each worker has, and one may be '
-            "two commits ahead of another that is lost: with Retention(full_recovery_points=%d) "
-            "they may have none. Keep %d or more",
-            *(recovery, kept, POINTS_OF_A_JOB),
-        )
 
 
 def require_planned_parity(schedule: Schedule, parity: Parity | None) -> None:
@@ -120,7 +101,7 @@ def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path
         optimizers,
         directory,
         tables=[table for table in tables if table not in replicated] if replicated else None,
-        store=StoreOptions(retention=Retention(full_recovery_points=POINTS_OF_A_JOB)),
+        store=StoreOptions(retention=Retention(full_recovery_points=3)),
     )
 
 

@@ -15,6 +15,7 @@ from cpr_ext.distributed.collective.collectives import all_gather_json, broadcas
 from cpr_ext.distributed.collective.comparison import checksum, require_one_plan, require_same
 from cpr_ext.distributed.collective.data_parallel import refuse_replicated_tables
 from cpr_ext.distributed.collective.process_group import BACKEND
+from cpr_ext.distributed.common_points import points_in
 from cpr_ext.errors import CprError, StoreError, UntrackedChangeWarning, UsageError
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
@@ -121,13 +122,9 @@ def _common_point(
 ) -> int | None:
     """Return the newest full-recovery point of all stores; what was asked for if some are empty."""
     limit: int | None = options.get("up_to_step")
-    segments = checkpointer.store.manifest.dense
-    own = [
-        record.last_step
-        for record in segments
-        if record.is_complete and (limit is None or record.last_step <= limit)
-    ]
-    said: Sequence[Any] = all_gather_json(group, {"is_empty": not segments, "points": own})
+    store = checkpointer.store
+    own = [step for step in points_in(store) if limit is None or step <= limit]
+    said: Sequence[Any] = all_gather_json(group, {"is_empty": store.is_empty, "points": own})
     if any(told["is_empty"] for told in said):
         return limit
     common = set.intersection(*(set(told["points"]) for told in said))

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -48,6 +48,7 @@ from cpr_ext.distributed.collective.recovery_decision import (
     decide,
     require_wanted_start,
 )
+from cpr_ext.distributed.common_points import CommonPoints, points_in
 from cpr_ext.distributed.defaults import (
     MakeCheckpointer,
     Optimizers,
@@ -58,7 +59,6 @@ from cpr_ext.distributed.defaults import (
     make_default_checkpointer,
     require_planned_parity,
     require_recovery,
-    warn_of_too_few_points,
 )
 from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
@@ -77,7 +77,6 @@ from cpr_ext.distributed.rendezvous.standing_by import take_rank
 from cpr_ext.errors import (
     CprError,
     PeerLostError,
-    SnapshotError,
     UsageError,
 )
 from cpr_ext.recovery.report import RecoveryReport
@@ -108,10 +107,10 @@ class Worker:
         recovery: ``"partial"``: the replacement of a lost worker loads the newest state of its
             shards, nobody goes back. ``"full"``: all go back to the newest full-recovery point
             that all have; the Checkpointer must make such points at the same steps everywhere
-            (``AllRows()``, ``EverySteps``, ``when_busy="wait"``) and keep
-            two. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most two
-            steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS`` schedule
-            says, else partially.
+            (``AllRows()``, ``EverySteps``, ``when_busy="wait"``); stores keep the newest that all
+            have. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most
+            two steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS``
+            schedule says, else partially.
         parity: of each other's rows, which peers hold in memory; for ``recovery="exact"``. With
             ``"partial"`` the lost rows are rebuilt from it, and survivors do not go back.
         time_outs: how long to wait for what.
@@ -274,7 +273,7 @@ class Worker:
             build: makes this worker's model and optimizers. It runs while other workers wait or
                 train, so it must not exchange data.
             make_checkpointer: from model, optimizers and directory; by default a ``Checkpointer``
-                that keeps two full-recovery points, and saves tables which
+                that keeps three full-recovery points, and saves tables which
                 DistributedDataParallel replicates with the dense part.
             initialize: gives the rows of a new model their first values, if ``build`` makes tables
                 without (``torch.empty``). Not called on a worker whose rows come from its peers'
@@ -299,11 +298,13 @@ class Worker:
         self._initialize = initialize or _keep_values
         self._from_stores = None if from_store is None else find_stores(from_store).stores
         if from_store is None:
-            self._require_world_size()
+            with self._ending_the_job():
+                require_world_size(self._store, self.identity.world_size)
         yield from self._take_part(build, num_steps)
 
     def _take_part(self, build: Build, num_steps: int) -> Generator[int, None, None]:
-        self._address = self._find_address()
+        with self._ending_the_job():
+            self._address = own_address(self.identity)
         self._rendezvous = Rendezvous(self.identity, self._time_outs, self._address)
         self._rendezvous.is_leaving = lambda: self._leaving.is_wanted
         self._leaving = self._hear_sigterm()
@@ -314,7 +315,7 @@ class Worker:
             self._run = self._rendezvous.run = RunNote(self._store, self.identity)
             if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
-                self._say_done()
+                self._rendezvous.say_over()
                 return
             yield from self._train_in_group(build, num_steps)
         finally:
@@ -326,7 +327,7 @@ class Worker:
         group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
         try:
             yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
-            self._say_done()
+            self._rendezvous.say_over()
         finally:
             try:
                 self._abort(group)
@@ -364,6 +365,8 @@ class Worker:
                     raise PeerLostError("a collective of the step failed, which the step caught")
                 if (parity := self._parity) is not None:
                     parity.wait_until_rows_may_change()
+                choice = choose_recovery(self._recovery, job.checkpointer.schedule)
+                self._points.look(is_full=choice == "full")
                 job.checkpointer.step(1 if job.num_samples is None else job.num_samples)
                 if parity is not None:
                     parity.finish_step(job.step)
@@ -388,21 +391,10 @@ class Worker:
         leaving.listen()
         return leaving
 
-    def _say_done(self) -> None:
-        self._rendezvous.say_over()
-
     def _finish_notes(self, num_steps: int) -> list[str]:
         """Return the notes that all leave at the end, of this run and no other; or none yet."""
         ranks = range(self.identity.world_size) if self._run.run else ()
         return [f"finished/{self._run.run}/{num_steps}/{rank}" for rank in ranks]
-
-    def _require_world_size(self) -> None:
-        with self._ending_the_job():
-            require_world_size(self._store, self.identity.world_size)
-
-    def _find_address(self) -> str:
-        with self._ending_the_job():
-            return own_address(self.identity)
 
     def _live(
         self,
@@ -480,7 +472,6 @@ class Worker:
         job = Job(model, optimizers, group, make(model, optimizers, directory))
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
-            warn_of_too_few_points(self._recovery, job.checkpointer.store.retention)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
             job.checkpointer.session.keep_unsaved_buffers()
             if self._parity is not None:
@@ -557,7 +548,7 @@ class Worker:
         status = Status(
             is_live=self._is_live,
             step=job.step if self._is_live else max((r.last_step for r in saved), default=0),
-            full_points=tuple(r.last_step for r in saved if r.is_complete),
+            full_points=points_in(checkpointer.store),
             choice=choose_recovery(self._recovery, checkpointer.schedule),
             account=self._account or LossAccount.empty(self.identity.world_size),
             parity=None if parity is None else parity.report(is_live=self._is_live),
@@ -573,7 +564,10 @@ class Worker:
         if parity is not None:
             parity.connect(self._round, self._rendezvous.machines)
         groups = () if parity is None else parity.groups
-        decision = decide([Status.from_plain(plain) for plain in said], groups)
+        statuses = [Status.from_plain(plain) for plain in said]
+        points = [status.full_points for status in statuses]
+        self._points = CommonPoints(checkpointer, self.identity.rank, points, self._round.store)
+        decision = decide(statuses, groups)
         if not self._start_over:
             with self._ending_the_job():
                 require_wanted_start(decision)
@@ -705,11 +699,6 @@ class Worker:
         """Save the trained model, and leave when all have: nobody is needed again then."""
         if self._parity is not None:
             self._parity.complete()
-        if self._recovery in ("full", "auto"):
-            # Two points of each are kept: with one worker's last, all have one in common.
-            with suppress(SnapshotError):  # of an earlier one; the last save is another
-                job.checkpointer.wait()
-            wait_for_all(job.group, self._patience)
         if self._saved_step != job.step:
             seconds = self._time_outs.join_seconds / 2  # so long that peers still wait
             save_trained(job.checkpointer, self.identity.rank, retry_seconds=seconds)

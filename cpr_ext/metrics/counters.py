@@ -31,6 +31,7 @@ class Metrics:
             saved, to the end and without a difference.
         read_backs_failed: snapshots that were damaged when they were read back from disk.
         complete_step: of the newest full-recovery point; 0: none is.
+        common_step: of the newest that all workers of a job have; None: not known.
         rows_damaged: rows that recoveries found older than saved, or without a state, as the store
             was damaged.
         rows_changed_unseen: rows that such a check found to differ, one of each table at a time.
@@ -55,6 +56,7 @@ class Metrics:
     rows_changed_unseen: int = 0
     read_backs_failed: int = 0
     complete_step: int = 0
+    common_step: int | None = None
     rows_damaged: int = 0
     remote_lag_seconds: float = 0.0
     remote_lag_bytes: int = 0

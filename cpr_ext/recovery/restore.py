@@ -269,52 +269,6 @@ def _native_source(
     )
 
 
-def read_block(
-    opened: OpenedSegments, table: str, begin: int, end: int, slots: Any, *, direct_io: bool
-) -> dict[str, torch.Tensor]:
-    """Return rows [begin, end) of a table as a recovery would restore them: {array: (n, ...)}.
-
-    Args:
-        slots: of :func:`slots_for` the usable segments.
-
-    Raises:
-        DamageError: a chunk that may hold one of them is damaged.
-        StorageError: it could not be read.
-    """
-    arrays: dict[str, torch.Tensor] = {}
-    sources, paths = [], []
-    for usable in opened.usable:
-        rows, segment = usable.rows, usable.rows.segment
-        if (spec := rows.table(table)) is None:
-            continue
-        for array in spec.arrays:
-            shape = (end - begin, *array.row_shape)
-            arrays.setdefault(array.name, torch.zeros(shape, dtype=array.dtype))
-        spans = ((number, rows.span(number)) for number in rows.chunks_of(table))
-        chunks = [segment.chunks[n] for n, (first, last) in spans if first < end and begin < last]
-        if chunks:
-            index = segment.layout.tables.index(spec)
-            target = native_table(
-                segment.layout, index, arrays, first_row_id=begin, is_on_host=True
-            )
-            sources.append(
-                native.RestoreSource(
-                    path=str(segment.path),
-                    tables=[target],
-                    wanted=[(begin, end)],
-                    chunks=[(0, *chunk[1:]) for chunk in chunks],
-                )
-            )
-            paths.append(segment.path)
-    results = native.restore_segments(
-        sources, slots=slots, direct_io=direct_io, **native_read_errors(*paths)
-    )
-    for path, result in zip(paths, results, strict=True):
-        if error := damage_of(path, result):
-            raise error
-    return arrays
-
-
 def slots_for(segments: Sequence[Segment]) -> Any:
     """Slots that hold any chunk of the segments."""
     slot_bytes = max(

@@ -58,11 +58,6 @@ def is_store(names: Iterable[str]) -> bool:
     return not {MANIFEST_FILE, PREVIOUS_FILE, SEGMENTS_DIRECTORY}.isdisjoint(names)
 
 
-def is_own_name(name: str) -> bool:
-    """Return whether a file or directory of this name in a store is the store's own."""
-    return name in _NO_STORE or name in (MANIFEST_FILE, PREVIOUS_FILE, SEGMENTS_DIRECTORY)
-
-
 def names_in_the_way(names: Iterable[str]) -> list[str]:
     """Return the names, sorted, that keep a directory from becoming a new store.
 

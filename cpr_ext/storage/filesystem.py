@@ -53,16 +53,6 @@ def create_anew(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
 
 
-def remove_opened(path: Path, descriptor: int) -> None:
-    """Remove the file that ``descriptor`` is of, unless ``path`` leads to another one by now.
-
-    Raises:
-        OSError: the operating system refused.
-    """
-    if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-        path.unlink()
-
-
 def read_whole(path: Path, max_bytes: int) -> bytes:
     """Return the bytes of a regular file.
 

@@ -26,6 +26,9 @@ class Retention:
         max_bytes: drop full-recovery points, oldest first, once the live files of the store
             together exceed this. The newest snapshot stays, even if it alone is larger.
         release_when_full: drop all of them if a snapshot failed because the disk is full.
+
+    In a job with full recovery the newest point that all workers have stays whatever these say,
+    and so do later ones. If a worker stops saving that may exceed ``max_bytes``; it warns.
     """
 
     full_recovery_points: int = 1
@@ -62,10 +65,12 @@ def plan_retention(
     dense: Sequence[SegmentRecord],
     rows: Sequence[SegmentRecord],
     retention: Retention,
+    keep_from_step: int | None = None,
 ) -> Kept:
     """Choose the records to keep: all that the newest snapshot or a kept full-recovery point needs.
 
-    Its time depends on the content of the store, not on the numbers in ``retention``.
+    Points of ``keep_from_step`` and later stay, whatever ``retention`` says. Its time depends on
+    the content of the store, not on the numbers there.
     """
 
     def keep(points: int) -> Kept:
@@ -73,12 +78,16 @@ def plan_retention(
         oldest = kept_dense[0].snapshot if kept_dense else 0
         return Kept(kept_dense, keep_needed(rows, oldest))
 
-    most = min(retention.full_recovery_points, sum(record.is_complete for record in dense))
+    steps = [record.last_step for record in dense if record.is_complete]
+    least = 0 if keep_from_step is None else sum(step >= keep_from_step for step in steps)
+    most = max(least, min(retention.full_recovery_points, len(steps)))
     max_bytes = retention.max_bytes
     if max_bytes is None:
         return keep(most)
     # Fewer points never need more bytes.
-    fewer = bisect_left(range(most), True, key=lambda n: keep(most - n).file_bytes <= max_bytes)
+    fewer = bisect_left(
+        range(most - least), True, key=lambda n: keep(most - n).file_bytes <= max_bytes
+    )
     return keep(most - fewer)
 
 

@@ -70,6 +70,7 @@ class Store:
         segments: the directory of its segments.
         manifest: what is committed.
         retention: how much history to keep.
+        keep_from_step: full-recovery points from this step on stay; None: as retention says.
         is_in_doubt: the last commit failed, perhaps after it had reached the disk.
         origin: a copy that follows this store; None: there is none.
 
@@ -97,6 +98,7 @@ class Store:
     ) -> None:
         self.directory = Path(directory)
         self.retention = retention or Retention()
+        self.keep_from_step: int | None = None
         self.is_in_doubt = False
         self.origin: Origin | None = None
         self._lock: DirectoryLock | None = None
@@ -249,6 +251,7 @@ class Store:
             (*self._still_wanted(old.dense), dense),
             (*self._still_wanted(old.rows), *of_rows),
             self.retention,
+            self.keep_from_step,
         )
         try:
             self._commit(old.next(kept.dense, kept.rows, commit_id=dense.id, pinned=self._pinned))
@@ -282,7 +285,7 @@ class Store:
             for record in old.dense
         )
         if dense != old.dense:
-            kept = plan_retention(dense, old.rows, self.retention)
+            kept = plan_retention(dense, old.rows, self.retention, self.keep_from_step)
             self._commit_records(kept.dense, kept.rows)
 
     def release_history(self) -> None:
@@ -291,7 +294,7 @@ class Store:
         What cannot be removed costs space, not safety: it is logged.
         """
         old = self.manifest
-        kept = plan_retention(old.dense, old.rows, Retention(full_recovery_points=0))
+        kept = plan_retention(old.dense, old.rows, Retention(0), self.keep_from_step)
         try:
             if (kept.dense, kept.rows) != (old.dense, old.rows):
                 self._commit_records(kept.dense, kept.rows)

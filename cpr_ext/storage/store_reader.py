@@ -289,15 +289,6 @@ class NewestRows:
         """
         return self._newest(row_ids)
 
-    def all_row_ids(self) -> torch.Tensor:
-        """Return (n,) int64, ascending: every row that one of the segments holds."""
-        found = [
-            segment.row_ids(chunk)
-            for segment in self.segments
-            for chunk in segment.chunks_of(self.table)
-        ]
-        return torch.unique(torch.cat(found)) if found else torch.empty(0, dtype=torch.int64)
-
     def _newest(self, row_ids: torch.Tensor) -> Rows:
         count = len(row_ids)
         # An optimizer's state that was made after a segment was captured is zero in it.

@@ -3,6 +3,7 @@
 Every worker journals what happens, with digests of its tables, one line per event.
 """
 
+import errno
 import faulthandler
 import hashlib
 import importlib
@@ -13,7 +14,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +148,27 @@ class Lags(cpr_ext.Checkpointer):
         Snapshot.commit = commit_late
 
 
-KINDS = {"lagging": Lags, "recovering": RecoversAndDies, "rolling back": RollsBackAndDies}
+class CannotCommit(cpr_ext.Checkpointer):
+    """This worker's disk is full after the step ``Lags.dies_at``, until a file "room" is there."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        commit = Snapshot._commit
+
+        def commit_or_fail(snapshot):
+            if snapshot.last_step > Lags.dies_at and not (Lags.stores.parent / "room").exists():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            commit(snapshot)
+
+        Snapshot._commit = commit_or_fail
+
+
+KINDS = {
+    "lagging": Lags,
+    "full disk": CannotCommit,
+    "recovering": RecoversAndDies,
+    "rolling back": RollsBackAndDies,
+}
 
 
 def leave_a_child(until):
@@ -296,15 +316,6 @@ class ShardedJob:
             state = {name: value.numpy() for name, value in self.final_state(job.model).items()}
             np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
         self.journal.write("ended", step=job.step if job else None)
-
-
-def serve(port):
-    """Host the rendezvous until killed."""
-    store = torch.distributed.TCPStore(
-        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
-    )
-    assert store.port == port
-    signal.pause()
 
 
 def run_worker(plain, rank, life):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cpr_ext.distributed import worker_directory
 
 # Every row of a snapshot is of one step, so that a replacement's tables can be compared.
@@ -230,6 +232,28 @@ def test_without_a_point_that_all_have_full_recovery_begins_anew(make_cluster):
     assert (last["recovery"]["recovery"], last["step"]) == ("full", 0)
     # From the values that it began with, in the same process.
     assert (last["tables"], last["pid"]) == (first["tables"], first["pid"])
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_worker_that_cannot_save_for_a_while_leaves_a_point_in_common(
+    make_cluster, tmp_path, killed
+):
+    cluster = make_cluster(
+        num_steps=120, world_size=2, recovery="full", priority="AllRows", step_seconds=0.02,
+        suicides={"1": {"1": ["full disk", 15]}},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_step(42)  # four commits failed, at least
+    cluster.kill(killed)
+    cluster.wait_for_death(killed)
+    (tmp_path / "job" / "room").touch()
+    cluster.start(killed)
+    cluster.finish()
+    for rank in cluster.ranks:
+        last = cluster.recoveries(rank)[-1]
+        assert (last["recovery"]["recovery"], last["step"]) == ("full", 11)
+    log = (tmp_path / "job" / "log-0-1").read_text()
+    assert log.count("workers [1] have made none of the newest 3 full-recovery points known") == 1
 
 
 def test_a_worker_started_behind_the_end_finds_that_the_job_is_finished(make_cluster):

@@ -1,12 +1,8 @@
 """Runs whose large tables are captured while training goes on, and their captured rows."""
 
-import time
-from types import SimpleNamespace
-
 import torch
 
 import cpr_ext
-from cpr_ext.saving.saver import Saver
 from python_tests.helpers import (
     assert_same,
     copy_rows,
@@ -76,38 +72,3 @@ def train_until_captured(run, limit=200):
         raise AssertionError(f"not captured in {limit} steps")
     checkpointer.step = step
     return rows
-
-
-def assert_of_one_step(store, dense, rows_of_step):
-    """Each row of a snapshot, named by its dense part, is as it was at one step."""
-    assert dense.first_step == dense.last_step
-    checked = 0
-    for record, path in row_records(store):
-        if record.snapshot == dense.snapshot:
-            for chunk in read_chunks(path):
-                assert chunk.step == dense.last_step
-                for name, array in chunk.arrays.items():
-                    if name in rows_of_step[chunk.step][chunk.table]:
-                        then = rows_of_step[chunk.step][chunk.table][name][chunk.row_ids]
-                        assert torch.equal(array, then)
-                        checked += 1
-    assert checked
-
-
-def wait_for_one_chunk(checkpointer, monkeypatch):
-    """wait() with a limit that ends when a chunk is captured, however slow the machine is."""
-    now = [0.0]
-    advance = Saver.advance
-
-    def advance_and_end(self, **options):
-        before = self.in_flight.rows.bytes_captured
-        advance(self, **options)
-        if self.in_flight.rows.bytes_captured != before:
-            now[0] += 10.0
-
-    with monkeypatch.context() as patch:
-        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-        patch.setattr("cpr_ext.saving.saver.time", clock)
-        patch.setattr("cpr_ext.saving.saver._CHUNK_BYTES", 1)
-        patch.setattr(Saver, "advance", advance_and_end)
-        return checkpointer.wait(0.01)

@@ -107,3 +107,20 @@ def test_as_many_points_are_kept_as_fit(history, points, max_bytes):
         plan = plan_retention(dense, rows, Retention(more))
         if plan.file_bytes <= max_bytes:
             assert len(kept.dense) >= len(plan.dense)
+
+
+@given(
+    histories(), st.integers(0, 4), st.one_of(st.none(), st.integers(1, 6000)), st.integers(0, 14)
+)
+@settings(max_examples=300, deadline=None)
+def test_points_from_a_step_on_stay_whatever_retention_says(history, points, max_bytes, step):
+    dense, rows = history
+    retention = Retention(points, max_bytes)
+    kept = plan_retention(dense, rows, retention, step)
+    wanted = [r for r in dense if r.is_complete and r.last_step >= step]
+    assert [r for r in kept.dense if r.is_complete and r.last_step >= step] == wanted
+    for point in kept.dense:
+        assert state_at(kept.rows, point.snapshot) == state_at(rows, point.snapshot)
+    # Nothing else does that retention alone would drop, and nothing goes that it keeps.
+    alone = plan_retention(dense, rows, retention)
+    assert {*kept.dense} == {*alone.dense, *wanted}

@@ -119,10 +119,6 @@ def _to_text(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
 
 
-def _to_bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
 # A thread that is in torch's native code, waits in a store and wakes while the interpreter ends is
 # torn off the stack, which aborts the process.
 _stores: weakref.WeakSet[RoundStore] = weakref.WeakSet()

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cpr_ext
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import (
     Rebuild,
@@ -17,7 +16,6 @@ from cpr_ext.distributed.collective.recovery_decision import (
 from cpr_ext.distributed.defaults import (
     choose_recovery,
     require_planned_parity,
-    warn_of_too_few_points,
 )
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
@@ -204,14 +202,3 @@ def test_the_choice_of_the_source_counts():
     lost = Status(False, 0, (2, 4), "partial", LossAccount.empty(3))
     assert decide([behind, lost, ahead]).recovery == "full"
     assert decide([behind, lost, ahead]).step == 4
-
-
-@pytest.mark.parametrize("recovery", ["full", "auto"])
-@pytest.mark.parametrize("kept", [0, 1, 2])
-def test_stores_that_keep_too_few_points_for_a_common_one_are_warned_of(recovery, kept, caplog):
-    warn_of_too_few_points(recovery, cpr_ext.Retention(full_recovery_points=3))
-    warn_of_too_few_points("exact", cpr_ext.Retention(full_recovery_points=kept))
-    assert caplog.messages == []
-    warn_of_too_few_points(recovery, cpr_ext.Retention(full_recovery_points=kept))
-    [text] = caplog.messages
-    assert f"Retention(full_recovery_points={kept}) they may have none. Keep 3 or more" in text

@@ -172,7 +172,7 @@ def exposed():
 def prometheus_names(meter, ckpt):
     from cpr_ext.metrics.parity_metrics import ParityMetrics
 
-    ckpt.metrics.parity = ParityMetrics()
+    ckpt.metrics.parity, ckpt.metrics.common_step = ParityMetrics(), 1
     export_metrics(ckpt, {"rank": 0}, meter=meter)
     text = generate_latest(REGISTRY).decode()
     return set(re.findall(r"^# TYPE (cpr_\w+) \w+$", text, re.MULTILINE))

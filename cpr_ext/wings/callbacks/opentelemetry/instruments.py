@@ -77,6 +77,8 @@ cpr.snapshot.step | {step} | gauge | snapshot_step | Step of the newest durable 
 cpr.snapshot.time | s | gauge | snapshot_time | When the newest snapshot became durable, in \
 seconds since the epoch; 0: none has.
 cpr.complete.step | {step} | gauge | complete_step | Step of the newest full-recovery point.
+cpr.common.step | {step} | gauge | common_step | Step of the newest full-recovery point that \
+all workers have; absent: not known, or recovery is not full.
 cpr.written | By | counter | bytes_written | Bytes of committed segments.
 cpr.stall.time | s | counter | stall_seconds | Time for which saving blocked training.
 cpr.stall.longest | s | gauge | max_stall_seconds | The longest such time in one step.
