@@ -45,9 +45,10 @@ class SplitJob(MlpJob):
         part = TablePart("rows", (begin, begin + size), (0, DIM), TOTAL, DIM)
         table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
         self.job_tables = [table]
+        when_busy = "wait" if self.settings.whole_steps else "delay"
         return cpr_ext.Checkpointer(
             model, optimizers, directory, tables=[table],
-            schedule=cpr_ext.EverySteps(self.settings.every_steps),
+            schedule=cpr_ext.EverySteps(self.settings.every_steps, when_busy=when_busy),
             **(WHOLE_STEPS if self.settings.whole_steps else {}),
         )  # fmt: skip
 
