@@ -9,6 +9,7 @@ import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.recovery.damage_accounting import (
     OpenedSegments,
     Ranges,
+    UsableSegment,
     account,
     open_up_to,
 )
@@ -29,7 +31,7 @@ from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import damage_of, native_read_errors
+from cpr_ext.storage.retries import UnreadableError, damage_of, native_read_errors
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
@@ -200,40 +202,55 @@ def _restore_segments(
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
     targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
     all_rows = {name: (0, table.num_embeddings) for name, table in live.tables.items()}
-    found, sources = [], []
-    for ranges in [all_rows] if wanted is None else wanted:
-        for usable in opened.usable:
-            rows = usable.rows
+    found: list[tuple[UsableSegment, list[native.RestoreSource]]] = []
+    for usable in opened.usable:
+        rows = usable.rows
+        sources = []
+        for ranges in [all_rows] if wanted is None else wanted:
             chunks = rows.segment.chunks if wanted is None else rows.chunks_in(ranges)
             if chunks:
-                found.append(usable)
                 sources.append(_native_source(rows.segment, ranges, chunks, targets))
-    slot_bytes = max((source.slot_bytes for source in sources), default=0)
-    results = native.restore_segments(
-        sources,
-        slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
-        pool=live.threads,
-        direct_io=live.direct_io,
-        on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable in found)),
-        **native_read_errors(*(usable.rows.segment.path for usable in found)),
+        if sources:
+            found.append((usable, sources))
+    every = [source for _, sources in found for source in sources]
+    slot_bytes = max((source.slot_bytes for source in every), default=0)
+    results = iter(
+        native.restore_segments(
+            every,
+            slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
+            pool=live.threads,
+            direct_io=live.direct_io,
+            on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable, _ in found)),
+            **native_read_errors(*(usable.rows.segment.path for usable, _ in found)),
+        )
     )
-    findings.segments_read += len({usable.rows.segment.path for usable in found})
-    for usable, result in zip(found, results, strict=True):
-        segment = usable.rows.segment
+    findings.segments_read += len(found)
+    for usable, sources in found:
+        findings.bytes_read += usable.rows.segment.layout.header_bytes
+        _note_results(usable, list(islice(results, len(sources))), findings)
+
+
+def _note_results(
+    usable: UsableSegment, results: Sequence[Mapping[str, Any]], findings: Findings
+) -> None:
+    """Note what was read of a segment; ranges may share a damaged chunk, which counts once."""
+    segment = usable.rows.segment
+    for result in results:
+        findings.bytes_read += result["bytes_read"]
         findings.rows_rounded += sum(
             count
             for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
             if spec.is_rounded
         )
-        findings.bytes_read += result["bytes_read"] + segment.layout.header_bytes
-        damaged = result["damaged"]
-        if error := damage_of(segment.path, result):
-            num_rows = sum(count for _, _, count, _, _ in damaged)
-            findings.add_damaged(segment.path, error, num_rows)
-        places = {(table, first) for table, first, _, _, _ in damaged}
-        usable.damaged |= {
-            number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places
-        }
+    errors = [error for each in results if (error := damage_of(segment.path, each))]
+    if not errors:
+        return
+    places = {(table, first) for each in results for table, first, *_ in each["damaged"]}
+    chunks = enumerate(segment.chunks)
+    usable.damaged |= {number for number, chunk in chunks if chunk[:2] in places}
+    num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
+    unreadable = (error for error in errors if isinstance(error, UnreadableError))
+    findings.add_damaged(segment.path, next(unreadable, errors[0]), num_rows)
 
 
 @dataclass

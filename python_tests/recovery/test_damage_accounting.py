@@ -120,6 +120,23 @@ def test_damage_in_a_lost_shard_is_reported_in_a_live_model_too(tmp_path):
     run.checkpointer.close()
 
 
+def test_a_chunk_of_several_lost_ranges_is_damaged_once(tmp_path):
+    """Shards that do not follow one another are restored range by range, of one segment."""
+    run = Trained(tmp_path, {"a": (60, 3)}, **OPTIONS | {"num_shards": 6})
+    run.train(3)
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+    ((_, path),) = segments(run, "base")
+    read_once = run.checkpointer.recover(shards=[0]).bytes_read
+    flip(path, array_offset(path, "tables.a/weight"))
+    report = run.checkpointer.recover(shards=[0, 2, 5])
+    (damaged,) = report.damaged_segments
+    assert (damaged.path, damaged.num_rows) == (path, 60)
+    assert (report.segments_read, report.rows_missing, report.rows_restored) == (1, 30, 0)
+    assert report.bytes_read <= path.stat().st_size + 2 * read_once
+    run.checkpointer.close()
+
+
 def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_nothing(trained):
     run, _ = trained
     for record in run.store.manifest.dense:
