@@ -55,7 +55,9 @@ def test_a_worker_saves_it_and_gives_it_back(tmp_path):
     run = start(tmp_path, persistent=False)
     run[2].session.keep_unsaved_buffers()
     train(run, 3)
-    assert run[2].save("base").is_complete
+    saved = run[2].save("base")
+    run[2].wait()
+    assert saved.is_complete
     run[2].close()
     again = start(tmp_path, persistent=False)
     again[2].session.keep_unsaved_buffers()
