@@ -9,7 +9,8 @@ import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.recovery.damage_accounting import (
     OpenedSegments,
     Ranges,
-    UsableSegment,
     account,
     open_up_to,
 )
@@ -202,55 +202,43 @@ def _restore_segments(
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
     targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
     all_rows = {name: (0, table.num_embeddings) for name, table in live.tables.items()}
-    found: list[tuple[UsableSegment, list[native.RestoreSource]]] = []
+    found, sources = [], []
     for usable in opened.usable:
         rows = usable.rows
-        sources = []
         for ranges in [all_rows] if wanted is None else wanted:
             chunks = rows.segment.chunks if wanted is None else rows.chunks_in(ranges)
             if chunks:
+                found.append(usable)
                 sources.append(_native_source(rows.segment, ranges, chunks, targets))
-        if sources:
-            found.append((usable, sources))
-    every = [source for _, sources in found for source in sources]
-    slot_bytes = max((source.slot_bytes for source in every), default=0)
-    results = iter(
-        native.restore_segments(
-            every,
-            slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
-            pool=live.threads,
-            direct_io=live.direct_io,
-            on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable, _ in found)),
-            **native_read_errors(*(usable.rows.segment.path for usable, _ in found)),
-        )
+    slot_bytes = max((source.slot_bytes for source in sources), default=0)
+    file_bytes = {usable.rows.segment.path: usable.record.file_bytes for usable in found}
+    results = native.restore_segments(
+        sources,
+        slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
+        pool=live.threads,
+        direct_io=live.direct_io,
+        on_progress=RecoveryProgress(sum(file_bytes.values())),
+        **native_read_errors(*file_bytes),
     )
-    findings.segments_read += len(found)
-    for usable, sources in found:
-        findings.bytes_read += usable.rows.segment.layout.header_bytes
-        _note_results(usable, list(islice(results, len(sources))), findings)
-
-
-def _note_results(
-    usable: UsableSegment, results: Sequence[Mapping[str, Any]], findings: Findings
-) -> None:
-    """Note what was read of a segment; ranges may share a damaged chunk, which counts once."""
-    segment = usable.rows.segment
-    for result in results:
-        findings.bytes_read += result["bytes_read"]
-        findings.rows_rounded += sum(
-            count
-            for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
-            if spec.is_rounded
-        )
-    errors = [error for each in results if (error := damage_of(segment.path, each))]
-    if not errors:
-        return
-    places = {(table, first) for each in results for table, first, *_ in each["damaged"]}
-    chunks = enumerate(segment.chunks)
-    usable.damaged |= {number for number, chunk in chunks if chunk[:2] in places}
-    num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
-    unreadable = (error for error in errors if isinstance(error, UnreadableError))
-    findings.add_damaged(segment.path, next(unreadable, errors[0]), num_rows)
+    findings.segments_read += len(file_bytes)
+    for usable, group in groupby(zip(found, results, strict=True), itemgetter(0)):
+        segment, damaged, errors = usable.rows.segment, set(), []
+        findings.bytes_read += segment.layout.header_bytes
+        for _, result in group:  # of several ranges, which may share a damaged chunk
+            findings.rows_rounded += sum(
+                count
+                for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
+                if spec.is_rounded
+            )
+            findings.bytes_read += result["bytes_read"]
+            damaged |= {(table, first) for table, first, *_ in result["damaged"]}
+            if error := damage_of(segment.path, result):
+                errors.append(error)
+        usable.damaged |= {n for n, chunk in enumerate(segment.chunks) if chunk[:2] in damaged}
+        if errors:
+            num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
+            worst = max(errors, key=lambda error: isinstance(error, UnreadableError))
+            findings.add_damaged(segment.path, worst, num_rows)
 
 
 @dataclass

@@ -137,6 +137,21 @@ def test_a_chunk_of_several_lost_ranges_is_damaged_once(tmp_path):
     run.checkpointer.close()
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sparse_adam"])
+def test_training_goes_on_when_damage_took_all_per_row_state(tmp_path, optimizer):
+    run = Trained(tmp_path, TABLES, **OPTIONS | {"optimizer": optimizer})
+    run.train(3)
+    run.checkpointer.wait()
+    run.die()
+    for _, path in row_records(run.store):
+        flip(path, 100)
+    fresh = Trained(tmp_path, TABLES, seed=9, **OPTIONS | {"optimizer": optimizer})
+    report = fresh.checkpointer.recover()
+    assert (report.step, report.rows_restored, report.rows_missing) == (3, 0, 60)
+    fresh.train(1)
+    fresh.checkpointer.close()
+
+
 def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_nothing(trained):
     run, _ = trained
     for record in run.store.manifest.dense:
