@@ -265,7 +265,7 @@ def test_a_tree_of_small_values_takes_no_more_than_so_many_times_its_json(scene,
     scene.copy(store)
     file = f"segments/{scene.dense[-1].file}"
     tree = [value] * 200_000
-    OPERATIONS["set_header"](store, file, ["skeleton", "extra", "values"], tree)
+    OPERATIONS["set_header"](store, file, ["skeleton", "extra", "values"], {"tree": tree})
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     allowed = allowed_bytes(size) + JSON_FACTOR * len(json.dumps(tree, separators=(",", ":")))
     del tree
@@ -277,4 +277,4 @@ def test_a_tree_of_small_values_takes_no_more_than_so_many_times_its_json(scene,
 
 def recover(store):
     with opened(store) as run:
-        assert len(run.checkpointer.recover().extra_state) == 200_000
+        assert len(run.checkpointer.recover().state["tree"]) == 200_000

@@ -13,7 +13,7 @@ from python_tests.integrations.sharded_models import join
 
 OPTIONS = {
     "default": {"schedule": cpr_ext.EverySteps(3, when_busy="delay")},
-    "points": {**EXACT, "schedule": cpr_ext.EverySteps(2)},
+    "points": {**EXACT, "schedule": cpr_ext.EverySteps(2, when_busy="wait")},
 }
 
 

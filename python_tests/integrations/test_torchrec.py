@@ -137,7 +137,7 @@ def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
         train(parallel, optimizer, checkpointer, data.draw(st.integers(0, 2)))
 
     parallel, optimizer = sharded(plan, fused, seed=1)
-    with make_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+    with open_checkpointer(parallel, optimizer, store, **options) as checkpointer:
         train(parallel, optimizer, None, data.draw(st.integers(0, 1)))  # in place of any state
         assert checkpointer.recover().step == step
         assert same_tables(held(checkpointer), saved)

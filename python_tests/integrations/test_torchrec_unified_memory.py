@@ -5,6 +5,7 @@ of an operator for a GPU: rows that training looks up are newer in a cache until
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
 from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.saving.snapshot_rows import SnapshotRows
+from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import copy_parts, sharded, train, whole_tables
 from python_tests.integrations.test_torchrec import held, kernels_of, same_tables
 
@@ -34,6 +36,7 @@ ALL_ROWS = {
     "schedule": cpr_ext.EverySteps(10**6),
     "save_at_close": False,
 }
+opened = partial(open_checkpointer, make=make_checkpointer)
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +136,14 @@ def train_from(parallel, optimizer, first, num_steps):
 def stored(store, plan, fused):
     """The rows that a model without a cache gets from a store."""
     parallel, optimizer = sharded(plan, fused, seed=2)
-    with make_checkpointer(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
         checkpointer.recover()
         return held(checkpointer)
 
 
 def check_saving(store, plan, fused, location, **options):
     parallel, optimizer, _ = cached(plan, fused, location)
-    with make_checkpointer(parallel, optimizer, store, **{**ALL_ROWS, **options}) as checkpointer:
+    with opened(parallel, optimizer, store, **{**ALL_ROWS, **options}) as checkpointer:
         for kind, num_steps in (("base", 3), ("partial", 2), ("partial", 4)):
             train(parallel, optimizer, checkpointer, num_steps)
             checkpointer.save(kind)
@@ -152,7 +155,7 @@ def check_saving(store, plan, fused, location, **options):
 
 def check_recovery(store, plan, fused, location):
     parallel, optimizer, _ = cached(plan, fused, location)
-    with make_checkpointer(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
         train(parallel, optimizer, checkpointer, 4)
         checkpointer.save()
         checkpointer.wait()
@@ -161,7 +164,7 @@ def check_recovery(store, plan, fused, location):
         train(parallel, optimizer, checkpointer, 5)
         assert same_tables(held(checkpointer), plain(plan, fused, 9))
     parallel, optimizer, _ = cached(plan, fused, location, seed=1)
-    with make_checkpointer(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
         train_from(parallel, optimizer, 0, 2)
         assert checkpointer.recover().step == 4
         train(parallel, optimizer, checkpointer, 5)
@@ -176,9 +179,7 @@ def check_lost_shards(store, plan, fused, location):
             cached(plan, fused, location)[:2] if is_cached else sharded(plan, fused)
         )
         options = {**ALL_ROWS, "num_shards": 3}
-        with make_checkpointer(
-            parallel, optimizer, store / str(is_cached), **options
-        ) as checkpointer:
+        with opened(parallel, optimizer, store / str(is_cached), **options) as checkpointer:
             train(parallel, optimizer, checkpointer, 4)
             checkpointer.save()
             checkpointer.wait()
@@ -219,7 +220,7 @@ def test_rows_that_are_captured_in_later_steps_are_flushed_then(tmp_path, monkey
 
     parallel, optimizer, caches = cached("mixed")
     options = {**ALL_ROWS, "schedule": cpr_ext.EverySteps(1)}
-    with make_checkpointer(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
         num_steps = len(checkpointer.tables)  # a chunk of each
         with monkeypatch.context() as slowly:
             slowly.setattr(SnapshotRows, "capture", capture_a_chunk)
@@ -252,7 +253,7 @@ def test_the_checks_see_rows_that_are_not_flushed_or_not_forgotten(
 def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):
     parallel, optimizer, caches = cached("mixed")
     options = {**ALL_ROWS, "num_shards": 3}
-    with make_checkpointer(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
         for _ in range(2):
             train(parallel, optimizer, checkpointer, 3)
             before = [each.num_flushes for each in caches]
@@ -270,10 +271,10 @@ def test_prefetching_into_the_cache_is_refused(tmp_path):
     operator = caches[0].operator
     operator.prefetch_pipeline = True
     with pytest.raises(UsageError, match=r"'bags\S+': .*prefetch_pipeline=False"):
-        make_checkpointer(parallel, optimizer, tmp_path / "s")
+        opened(parallel, optimizer, tmp_path / "s")
     assert not (tmp_path / "s").exists()
     operator.prefetch_pipeline = False
-    with make_checkpointer(parallel, optimizer, tmp_path / "s", **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "s", **ALL_ROWS) as checkpointer:
         train(parallel, optimizer, checkpointer, 1)
         checkpointer.save("base")
         checkpointer.wait()
@@ -292,4 +293,4 @@ def test_a_cache_of_another_precision_is_refused(tmp_path):
     parallel, optimizer, caches = cached("table_wise")
     caches[0].operator.lxu_cache_weights = torch.zeros(0, 0, dtype=torch.float16)
     with pytest.raises(UsageError, match=r"its cache has torch.float16, the table torch.float32"):
-        make_checkpointer(parallel, optimizer, tmp_path / "s")
+        opened(parallel, optimizer, tmp_path / "s")
