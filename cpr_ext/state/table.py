@@ -213,7 +213,7 @@ class Table:
             del self.optimizer.state[self.weight]
 
     def drop_half_state(self) -> None:
-        """Drop what the optimizer knows of it if no per-row state is there: it begins anew."""
+        """Drop what the optimizer knows of it if no per-row state is there: it starts again."""
         if self.optimizer is not None and not self.row_states():
             self.optimizer.state.pop(self.weight, None)
 
