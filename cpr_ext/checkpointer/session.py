@@ -294,6 +294,8 @@ class Session:
             return f"the newest snapshot is of step {newest.last_step}, training is at step {step}"
         if self._has_trained and not newest.is_complete:
             return f"the snapshot of step {step} lacks changed rows"
+        if self._has_trained and not self.rebase.has_base:
+            return "a base snapshot is due: the store may not hold all rows of the model"
         return self._written_since(step)
 
     def _written_since(self, step: int) -> str | None:

@@ -9,6 +9,8 @@ import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import damage_of, native_read_errors
+from cpr_ext.storage.retries import UnreadableError, damage_of, native_read_errors
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
@@ -201,39 +203,42 @@ def _restore_segments(
     targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
     all_rows = {name: (0, table.num_embeddings) for name, table in live.tables.items()}
     found, sources = [], []
-    for ranges in [all_rows] if wanted is None else wanted:
-        for usable in opened.usable:
-            rows = usable.rows
+    for usable in opened.usable:
+        rows = usable.rows
+        for ranges in [all_rows] if wanted is None else wanted:
             chunks = rows.segment.chunks if wanted is None else rows.chunks_in(ranges)
             if chunks:
                 found.append(usable)
                 sources.append(_native_source(rows.segment, ranges, chunks, targets))
     slot_bytes = max((source.slot_bytes for source in sources), default=0)
+    file_bytes = {usable.rows.segment.path: usable.record.file_bytes for usable in found}
     results = native.restore_segments(
         sources,
         slots=native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=max(slot_bytes, _SLOT_BYTES)),
         pool=live.threads,
         direct_io=live.direct_io,
-        on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable in found)),
-        **native_read_errors(*(usable.rows.segment.path for usable in found)),
+        on_progress=RecoveryProgress(sum(file_bytes.values())),
+        **native_read_errors(*file_bytes),
     )
-    findings.segments_read += len({usable.rows.segment.path for usable in found})
-    for usable, result in zip(found, results, strict=True):
-        segment = usable.rows.segment
-        findings.rows_rounded += sum(
-            count
-            for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
-            if spec.is_rounded
-        )
-        findings.bytes_read += result["bytes_read"] + segment.layout.header_bytes
-        damaged = result["damaged"]
-        if error := damage_of(segment.path, result):
-            num_rows = sum(count for _, _, count, _, _ in damaged)
-            findings.add_damaged(segment.path, error, num_rows)
-        places = {(table, first) for table, first, _, _, _ in damaged}
-        usable.damaged |= {
-            number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places
-        }
+    findings.segments_read += len(file_bytes)
+    for usable, group in groupby(zip(found, results, strict=True), itemgetter(0)):
+        segment, damaged, errors = usable.rows.segment, set(), []
+        findings.bytes_read += segment.layout.header_bytes
+        for _, result in group:  # of several ranges, which may share a damaged chunk
+            findings.rows_rounded += sum(
+                count
+                for count, spec in zip(result["rows_restored"], segment.layout.tables, strict=True)
+                if spec.is_rounded
+            )
+            findings.bytes_read += result["bytes_read"]
+            damaged |= {(table, first) for table, first, *_ in result["damaged"]}
+            if error := damage_of(segment.path, result):
+                errors.append(error)
+        usable.damaged |= {n for n, chunk in enumerate(segment.chunks) if chunk[:2] in damaged}
+        if errors:
+            num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
+            worst = max(errors, key=lambda error: isinstance(error, UnreadableError))
+            findings.add_damaged(segment.path, worst, num_rows)
 
 
 @dataclass

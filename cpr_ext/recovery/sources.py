@@ -146,6 +146,9 @@ class OwnStore:
         restored = restore_rows(self._reader, self.lost, snapshot, live, findings)
         for name, arrays in restored.items() if is_all else ():
             live.tables[name].keep_row_states(arrays)
+        for name, table in live.tables.items() if is_all else ():
+            if len(findings.not_newest(name)):  # their state may be gone, and a step count left
+                table.drop_half_state()
 
 
 @dataclass

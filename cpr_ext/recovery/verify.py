@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from cpr_ext.errors import DamageError, StoreError
@@ -15,18 +15,13 @@ from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.segment_reader import RowRanges, SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
 
-OnBytes = Callable[[int], None]
-
 
 def check_segment(
-    reader: StoreReader,
-    record: SegmentRecord,
-    on_bytes: OnBytes = lambda size_bytes: None,
-    wanted: Sequence[RowRanges] | None = None,
+    reader: StoreReader, record: SegmentRecord, wanted: Sequence[RowRanges] | None = None
 ) -> None:
-    """Read a segment, as :func:`checked_pieces`; ``on_bytes`` is called with each yielded size."""
-    for size_bytes in checked_pieces(reader, record, wanted):
-        on_bytes(size_bytes)
+    """Read a segment, as :func:`checked_pieces`."""
+    for _ in checked_pieces(reader, record, wanted):
+        pass
 
 
 def checked_pieces(

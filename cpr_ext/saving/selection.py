@@ -79,6 +79,7 @@ class Selector:
         trackers: the tracker of each table, by table name.
         prioritized: names of the tables to which the priority applies; the others are saved whole.
         is_changed: whether a table was changed outside, and its rows do not count as dirty yet.
+        num_shards: into how many row ranges each table is cut.
         keys: knows slots that must be saved before all others.
     """
 
@@ -95,44 +96,29 @@ class Selector:
     ) -> None:
         self._keys = keys
         self._is_changed = is_changed
-        self._tables = tables
+        self.tables = tables
         self._trackers = trackers
         self._priority = priority
         self._prioritized = prioritized
-        self._num_shards = num_shards
+        self.num_shards = num_shards
         self._pool = pool
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """The tables to choose rows from."""
-        return self._tables
 
     @property
     def any_changed(self) -> bool:
         """Whether more rows have changed than trackers call dirty, as far as is seen."""
-        return any(map(self._is_changed, self._tables))
+        return any(map(self._is_changed, self.tables))
 
     def num_dirty(self) -> int:
         """Count the dirty rows of all tables."""
         return sum(native.num_dirty_of([native_trackers(t)[0] for t in self._trackers.values()]))
 
-    @property
-    def num_tables(self) -> int:
-        """Tables to choose rows from."""
-        return len(self._tables)
-
-    @property
-    def num_shards(self) -> int:
-        """Into how many row ranges each table is cut."""
-        return self._num_shards
-
     def num_rows(self, table: int) -> int:
         """Return the rows of the table of this number."""
-        return self._tables[table].num_embeddings
+        return self.tables[table].num_embeddings
 
     def base(self, table: int) -> Selection:
         """Return all rows of the table of this number."""
-        chosen = self._tables[table]
+        chosen = self.tables[table]
         self._keys.must_save(chosen, 0, chosen.num_embeddings)  # raises for wrong keys
         return Selection(chosen, self._trackers[chosen.name])
 
@@ -142,7 +128,7 @@ class Selector:
 
     def record_weights(self) -> None:
         """Record in PyTorch that the current streams read the weights, to choose rows."""
-        for table in self._tables:
+        for table in self.tables:
             table.arrays()  # the newest values are in it then
             record_on_stream(table.weight)
 
@@ -160,7 +146,7 @@ class Selector:
             stop: a native ``StopFlag``. Once it is set, returns those of fewer shards.
             dirty_but: all dirty rows, and all rows of these tables; None: by priority.
         """
-        chosen, edges = self._tables[table], self._edges(table, shards)
+        chosen, edges = self.tables[table], self._edges(table, shards)
         tracker = self._trackers[chosen.name]
         ranges = list(pairwise(edges))
         must = [self._keys.must_save(chosen, *each) for each in ranges if chosen.slots is not None]
@@ -193,7 +179,7 @@ class Selector:
         Args:
             chosen: what a GPU has chosen of the only shard.
         """
-        of, has_room = self._tables[table], all(part.has_room for part in parts)
+        of, has_room = self.tables[table], all(part.has_room for part in parts)
         ids = [part.row_ids for part in parts if part.row_ids is not None]
         joined = None  # all rows, if all rows of a shard are to be saved
         if len(ids) == len(parts):
@@ -206,7 +192,7 @@ class Selector:
         Returns:
             None where there is nothing to wait for.
         """
-        chosen = self._tables[table]
+        chosen = self.tables[table]
         if chosen.name not in self._prioritized or self._saves_all:
             return None
         if chosen.slots is not None:
@@ -249,9 +235,9 @@ class Selector:
 
     def _edges(self, table: int, shards: range) -> list[int]:
         """Return where the rows of shards begin; at last where they end."""
-        num_rows = self._tables[table].num_embeddings
-        edges = [shard_row_range(num_rows, shard, self._num_shards)[0] for shard in shards]
-        return [*edges, shard_row_range(num_rows, shards[-1], self._num_shards)[1]]
+        num_rows = self.tables[table].num_embeddings
+        edges = [shard_row_range(num_rows, shard, self.num_shards)[0] for shard in shards]
+        return [*edges, shard_row_range(num_rows, shards[-1], self.num_shards)[1]]
 
 
 class RowChoice:
@@ -265,7 +251,7 @@ class RowChoice:
         self.selections: list[Selection] = []
         self._selector = selector
         self._kind = kind
-        self._all_rows = sum(map(selector.num_rows, range(selector.num_tables)))
+        self._all_rows = sum(map(selector.num_rows, range(len(selector.tables))))
         self._of_table: list[ShardIds] = []  # of the next table, shard by shard
         self._pending: dict[tuple[int, int], native.PendingRows] = {}
         self._num_stopped = 0  # of the next shards
@@ -274,7 +260,7 @@ class RowChoice:
     @property
     def is_done(self) -> bool:
         """Whether all rows are chosen."""
-        return len(self.selections) == self._selector.num_tables
+        return len(self.selections) == len(self._selector.tables)
 
     @property
     def is_pending(self) -> bool:
@@ -287,7 +273,7 @@ class RowChoice:
         if self._kind == "base":
             return
         self._selector.record_weights()
-        for table in range(self._selector.num_tables):
+        for table in range(len(self._selector.tables)):
             for shard in range(self._selector.num_shards):
                 pending = self._selector.begin_partial(table, shard)
                 if pending is not None:

@@ -49,13 +49,13 @@ class SnapshotHandle:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it makes a full-recovery point; once True, it stays so.
+        """Whether it is committed and makes a full-recovery point; once True, it stays so.
 
         Rows that it does not hold are first compared with what was saved, while training
         continues. ``Checkpointer.wait()``, ``check()`` and ``close()`` compare them at once.
         """
         snapshot = self._snapshot
-        return snapshot is not None and snapshot.is_complete and snapshot.state != "failed"
+        return snapshot is not None and snapshot.is_complete and snapshot.state == "committed"
 
     @property
     def file_bytes(self) -> int:

@@ -212,6 +212,11 @@ class Table:
         if self.optimizer is not None and not self.optimizer.state.get(self.weight, True):
             del self.optimizer.state[self.weight]
 
+    def drop_half_state(self) -> None:
+        """Drop what the optimizer knows of it if no per-row state is there: it starts again."""
+        if self.optimizer is not None and not self.row_states():
+            self.optimizer.state.pop(self.weight, None)
+
     def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
         """Create an all-zero per-row state that the optimizer would have made at its first step."""
         if is_key_array(name):

@@ -7,7 +7,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError
-from python_tests.helpers import Trained, make_indices
+from python_tests.helpers import Trained, array_offset, flip, make_indices, row_records
 from python_tests.saving.halves import Steps
 
 NEVER = cpr_ext.EverySteps(10**9)
@@ -53,6 +53,20 @@ def test_what_a_partial_snapshot_of_the_last_step_left_out_is_saved(tmp_path):
         expected = state_of(run)
     assert run.store.manifest.dense[-1].is_complete
     assert_saved(tmp_path, expected, 5, tables=run.tables)
+
+
+def test_rows_whose_saved_state_is_damaged_are_saved_again(tmp_path):
+    """A lost shard showed the damage; the live rows of the others are the last there are."""
+    run = trained(tmp_path, tables={"a": (60, 3)}, num_shards=4)
+    with run.checkpointer as checkpointer:
+        run.train(3)
+        checkpointer.save("base")
+        checkpointer.wait()
+        ((_, path),) = row_records(run.store)
+        flip(path, array_offset(path, "tables.a/weight"))
+        assert checkpointer.recover(shards=[1]).rows_missing == 15
+        expected = state_of(run)
+    assert_saved(tmp_path, expected, 3, tables=run.tables)
 
 
 def test_nothing_is_saved_twice_or_untrained(tmp_path):

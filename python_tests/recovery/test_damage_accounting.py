@@ -105,19 +105,35 @@ def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained)
     fresh.checkpointer.close()
 
 
-def test_damage_in_a_lost_shard_is_reported_in_a_live_model_too(tmp_path):
-    run = Trained(tmp_path, TABLES, lookups=12, **OPTIONS)
+def test_damage_in_lost_shards_is_reported_in_a_live_model_too(tmp_path):
+    """Ranges that do not follow one another share a chunk, which is damaged once."""
+    run = Trained(tmp_path, TABLES, lookups=12, **OPTIONS | {"num_shards": 6})
     run.train(3)
     run.checkpointer.wait()
     before = run.rows()["tables.a"]["weight"]
     _, path = segments(run, "partial")[-1]
     flip(path, array_offset(path, "tables.a/weight"))
-    report = run.checkpointer.recover(shards=[0])
-    assert [damaged.path for damaged in report.damaged_segments] == [path]
-    (chunk,) = read_chunks(path)
-    assert report.rows_stale == int((chunk.row_ids < 30).sum()) > 0
-    assert_same(run.rows()["tables.a"]["weight"][30:], before[30:])
+    report = run.checkpointer.recover(shards=[0, 2, 5])
+    (damaged,), (chunk,) = report.damaged_segments, read_chunks(path)
+    assert (damaged.path, damaged.num_rows) == (path, len(chunk.row_ids))
+    is_lost = torch.isin(torch.arange(60) // 10, torch.tensor([0, 2, 5]))
+    assert report.rows_stale == int(is_lost[chunk.row_ids].sum()) > 0
+    assert_same(run.rows()["tables.a"]["weight"][~is_lost], before[~is_lost])
     run.checkpointer.close()
+
+
+def test_training_goes_on_when_damage_took_all_per_row_state(tmp_path):
+    run = Trained(tmp_path, TABLES, **OPTIONS | {"optimizer": "sparse_adam"})
+    run.train(3)
+    run.checkpointer.wait()
+    run.die()
+    for _, path in row_records(run.store):
+        flip(path, 100)
+    fresh = Trained(tmp_path, TABLES, seed=9, **OPTIONS | {"optimizer": "sparse_adam"})
+    report = fresh.checkpointer.recover()
+    assert (report.step, report.rows_restored, report.rows_missing) == (3, 0, 60)
+    fresh.train(1)
+    fresh.checkpointer.close()
 
 
 def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_nothing(trained):

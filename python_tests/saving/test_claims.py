@@ -148,7 +148,7 @@ def test_rows_are_compared_after_snapshots_that_cannot_be_complete_too(tmp_path)
 
 def test_a_base_that_was_captured_at_once_needs_no_check(run):
     saved = run.ckpt.save("base")
-    assert saved.is_complete
+    assert (saved.wait_until_done(60), saved.is_complete) == (True, True)
     write_past_pytorch(run, "t0", 5)
     with pytest.warns(UntrackedChangeWarning, match="row 5"):
         assert run.ckpt.check() == {"t0": 5}

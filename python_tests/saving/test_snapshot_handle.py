@@ -1,5 +1,7 @@
 """What users see of a snapshot: its state, its step, its bytes, its error."""
 
+from unittest.mock import patch
+
 import pytest
 
 import cpr_ext
@@ -44,6 +46,24 @@ def test_a_failed_snapshot_has_its_error(run):
     assert handle.wait_until_done(60)
     assert (handle.state, handle.is_complete) == ("failed", False)
     assert isinstance(handle.error, cpr_ext.NanError)
+    with pytest.raises(cpr_ext.SnapshotError):
+        run.checkpointer.wait()
+
+
+def test_no_point_is_promised_before_it_is_durable(run):
+    """Its commit may fail yet."""
+    run.train(1)
+    run.checkpointer.wait()
+    said = []
+
+    def fail(*_):
+        handle = cpr_ext.SnapshotHandle("base", run.checkpointer._saver.in_flight)
+        said.append(handle.is_complete)
+        raise OSError("no space left")
+
+    with patch.object(run.store, "add", fail):
+        assert run.checkpointer.save("base").wait_until_done(60)
+    assert said == [False]
     with pytest.raises(cpr_ext.SnapshotError):
         run.checkpointer.wait()
 

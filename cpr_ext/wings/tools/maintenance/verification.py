@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.recovery.verify import check_segment, refusal
+from cpr_ext.recovery.verify import checked_pieces, refusal
 from cpr_ext.state.position import MAX_SOUND
 from cpr_ext.storage.file_names import (
     MANIFEST_FILE,
@@ -125,7 +125,8 @@ class _Verification:
     def _check_segment(self, reader: StoreReader, record: SegmentRecord) -> None:
         before = self._report.bytes_checked
         try:
-            check_segment(reader, record, self._advance)
+            for size_bytes in checked_pieces(reader, record):
+                self._advance(size_bytes)
         except StoreError as error:
             now = read_manifest(self._store)
             if now is not None and record.file not in {each.file for each in now.records()}:
