@@ -156,6 +156,22 @@ RowIdVector AccessCounter::select_best(RowRange range, int64_t k, const WeightVi
   return row_ids;
 }
 
+// A group that has no dirty row any more need not be visited: of a point few rows are dirty, and
+// training waits until they are found.
+void AccessCounter::forget_clean_groups(const RowIdVector& row_ids) {
+  int64_t last_group = -1;
+  for (const int64_t row_id : row_ids) {
+    const int64_t group = row_id >> kGroupShift;
+    if (group == last_group) continue;
+    last_group = group;
+    const int64_t first = group << kGroupShift;
+    const int64_t stop = std::min(num_rows(), first + (int64_t{1} << kGroupShift));
+    uint32_t any = 0;
+    for (int64_t row = first; row < stop; ++row) any |= counts_[row];
+    if (any == 0) touched_[row_id >> kWordShift] &= ~(uint64_t{1} << (group & 63));
+  }
+}
+
 TakenRows AccessCounter::clear_rows(RowIds row_ids, const WeightView*, ThreadPool*) {
   TakenRows taken = nothing_taken();
   taken.row_ids.reserve(row_ids.size);
@@ -168,6 +184,7 @@ TakenRows AccessCounter::clear_rows(RowIds row_ids, const WeightView*, ThreadPoo
     taken.counts.push_back(count);
     counts_[row_id] = 0;
   }
+  forget_clean_groups(taken.row_ids);
   return taken;
 }
 
@@ -180,6 +197,7 @@ TakenRows AccessCounter::clear_range(RowRange range, const WeightView*, ThreadPo
     taken.counts.push_back(counts_[row_id]);
     counts_[row_id] = 0;
   }
+  forget_clean_groups(taken.row_ids);
   if (range.size() == num_rows()) headroom_ = kHighestCount;
   return taken;
 }

@@ -38,9 +38,10 @@ class AccessCounter final : public RowTracker {
   template <class Body>
   void visit_groups(RowRange range, const Body& body) const;
   bool has_few_groups(RowRange range) const;
+  void forget_clean_groups(const RowIdVector& row_ids);
 
   HugeZeros<uint32_t> counts_;
-  // (num_rows / 4096) bits of groups; those of clean ones are cleared when they are next met.
+  // (num_rows / 4096) bits of groups: unset, no row is dirty.
   mutable std::vector<uint64_t> touched_;
   int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
