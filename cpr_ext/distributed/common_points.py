@@ -11,12 +11,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from torch._C._distributed_c10d import Store as Notes
+from torch._C._distributed_c10d import Store
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.storage import store
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.store import Store
 
 logger = logger_of("jobs")
 
@@ -35,7 +35,7 @@ class CommonPoints:
     """
 
     def __init__(
-        self, checkpointer: Checkpointer, rank: int, said: Sequence[Sequence[int]], notes: Notes
+        self, checkpointer: Checkpointer, rank: int, said: Sequence[Sequence[int]], notes: Store
     ) -> None:
         self._store, self._metrics = checkpointer.store, checkpointer.metrics
         self._rank, self._keys = rank, [f"points/{other}" for other in range(len(said))]
@@ -93,6 +93,6 @@ class CommonPoints:
             )
 
 
-def points_in(store: Store) -> tuple[int, ...]:
+def points_in(of: store.Store) -> tuple[int, ...]:
     """Return the steps of a store's full-recovery points."""
-    return tuple(r.last_step for r in store.manifest.dense if r.is_complete)
+    return tuple(r.last_step for r in of.manifest.dense if r.is_complete)

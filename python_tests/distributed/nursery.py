@@ -55,6 +55,7 @@ def wait_for(pid, seconds):
 
 COMMANDS = {
     "worker": lambda *arguments: fork(sharded_job.run_worker, *arguments),
+    "host": lambda port: fork(sharded_job.serve, port),
     "call": lambda module, name, *arguments: fork(
         getattr(importlib.import_module(module), name), *arguments
     ),

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +317,15 @@ class ShardedJob:
             state = {name: value.numpy() for name, value in self.final_state(job.model).items()}
             np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
         self.journal.write("ended", step=job.step if job else None)
+
+
+def serve(port):
+    """Host the rendezvous until killed."""
+    store = torch.distributed.TCPStore(
+        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+    assert store.port == port
+    signal.pause()
 
 
 def run_worker(plain, rank, life):
