@@ -258,15 +258,15 @@ class SnapshotRows:
         is_captured = self._are_gathered or not self.are_of_fixed_step
         return selector.are_complete(self._choice.selections, is_captured=is_captured)
 
-    def tables_to_compare(self, *, were_captured_at_once: bool) -> tuple[str, ...]:
-        """Return the tables of which rows may differ from what the store holds then.
+    def tables_to_compare(self, *, were_captured_at_once: bool) -> frozenset[str]:
+        """Return the names of tables of which rows may differ from what the store holds then.
 
         Those whose optimizer moves rows without a gradient cannot be compared, and are left out.
 
         Args:
             were_captured_at_once: between two steps: of tables that it holds whole, none may.
         """
-        return tuple(
+        return frozenset(
             table.name
             for index, table in enumerate(self._context.selector.tables)
             if table.updates_only_looked_up_rows()
