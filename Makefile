@@ -51,7 +51,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What a change of the engine needs first: the tests of its rooms, none of a wing.
-ENGINE := state tracking storage recovery saving checkpointer schedules metrics runtime csrc
+ENGINE := state tracking storage recovery saving checkpointer runtime csrc
 test-engine: build
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ENGINE:%=python_tests/%) \
 	  python_tests/test_architecture.py $(PYTEST)

@@ -26,7 +26,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext._native import native
-from cpr_ext.schedules.intervals import EverySteps
+from cpr_ext.saving.schedules import EverySteps
 
 DIM = 15  # with the state a row has 64 bytes
 NUM_SHARDS = 8

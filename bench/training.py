@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 import cpr_ext
-from cpr_ext.schedules.intervals import Progress, Schedule
+from cpr_ext.saving.schedules import Progress, Schedule
 from cpr_ext.state.table import find_tables
 from cpr_ext.wings.lab.dlrm.batch import Batch
 from cpr_ext.wings.lab.dlrm.model import DLRM

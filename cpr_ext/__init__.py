@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         Priority,
         SubSampledUsed,
     )
+    from cpr_ext.saving.schedules import Continuous, EverySeconds, EverySteps, Progress, Schedule
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
-    from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Progress, Schedule
     from cpr_ext.state.precision import Precision
     from cpr_ext.state.slot_keys import SlotKeys
     from cpr_ext.state.stateful import PerRank
@@ -92,23 +92,23 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "saving.priorities",
     "Checkpointer": "checkpointer.checkpointer",
-    "Continuous": "schedules.intervals",
+    "Continuous": "saving.schedules",
     "CprError": "errors",
     "DamageError": "errors",
-    "EverySeconds": "schedules.intervals",
-    "EverySteps": "schedules.intervals",
+    "EverySeconds": "saving.schedules",
+    "EverySteps": "saving.schedules",
     "LargestChange": "saving.priorities",
     "MostFrequentlyUsed": "saving.priorities",
     "NanError": "errors",
     "PerRank": "state.stateful",
     "Precision": "state.precision",
     "Priority": "saving.priorities",
-    "Progress": "schedules.intervals",
+    "Progress": "saving.schedules",
     "RecoveryReport": "recovery.report",
     "RemoteOptions": "wings.remote",
     "Retention": "storage.retention",
     "RowIndexError": "errors",
-    "Schedule": "schedules.intervals",
+    "Schedule": "saving.schedules",
     "SlotKeys": "state.slot_keys",
     "SnapshotError": "errors",
     "SnapshotFailedWarning": "errors",

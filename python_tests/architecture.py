@@ -39,11 +39,11 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 PYTHON_ROOMS: list[set[str]] = [
     {"errors", "_native", "wings"},
     {"runtime"},
-    {"state", "schedules"},
-    {"tracking", "storage", "wings/policy"},
-    {"recovery", "metrics", "wings/cli", "wings/remote"},
+    {"state"},
+    {"tracking", "storage"},
+    {"recovery", "wings/cli", "wings/remote"},
     {"saving"},
-    {"checkpointer"},
+    {"checkpointer", "wings/policy"},
     {"wings/proving", "distributed", "wings/publishing"},
     {"__init__"},
     {"integrations", "wings/callbacks", "wings/tools"},
@@ -56,8 +56,8 @@ IMPURE = ("wings/lab/dlrm/trainer", "wings/lab/dlrm/failures", "wings/policy/tar
 # What the engine works without, and does not import.
 WINGS = ("wings", "integrations")
 ENGINE = {
-    *("errors", "_native", "runtime", "state", "schedules", "tracking", "storage", "recovery"),
-    *("metrics", "saving", "checkpointer"),
+    *("errors", "_native", "runtime", "state", "tracking", "storage", "recovery", "saving"),
+    "checkpointer",
 }
 COMPILED = "_C"  # only _native imports it
 

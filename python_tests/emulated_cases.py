@@ -8,7 +8,7 @@ import torch
 
 import cpr_ext
 from cpr_ext import _emulated
-from cpr_ext.checkpointer import call_guard, parts
+from cpr_ext.checkpointer import parts, session
 from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
 from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, priorities, saved_hashes, snapshot
@@ -346,7 +346,7 @@ def capture(monkeypatch):
         if capturing:
             gc.collect()
             emulator.calls()  # those that freed the garbage do not count
-        for module in (cuda, call_guard, lookup_recorder, gradient_rows):
+        for module in (cuda, session, lookup_recorder, gradient_rows):
             monkeypatch.setattr(module, "is_capturing", lambda: capturing)
         assert emulator.set_capturing(capturing), "a call has broken the capture"
 

@@ -23,8 +23,7 @@ from cpr_ext.checkpointer.session import Session
 from cpr_ext.saving.background_capture import BackgroundCapture
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.tracking.gradient_rows import GradientRows
-from cpr_ext.tracking.outside_changes import OutsideChanges
-from cpr_ext.tracking.table_versions import TableVersions
+from cpr_ext.tracking.outside_changes import OutsideChanges, TableVersions
 from cpr_ext.tracking.table_watch import TableWatch
 from python_tests.truth import TrueRun
 from python_tests.truth_model import ROWS, Setup

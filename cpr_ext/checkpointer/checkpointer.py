@@ -26,7 +26,6 @@ from cpr_ext.checkpointer.parts import (
 )
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.session import Session
-from cpr_ext.metrics.counters import Metrics
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.cuda import release_kept
@@ -40,10 +39,11 @@ from cpr_ext.runtime.validation import (
     require_one_of,
     require_path,
 )
+from cpr_ext.saving.metrics import Metrics
 from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
+from cpr_ext.saving.schedules import EverySeconds, Schedule
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
-from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart, require_savable
 from cpr_ext.state.position import require_sound
 from cpr_ext.state.stateful import as_declared, refuse_saved_twice

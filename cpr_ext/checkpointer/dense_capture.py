@@ -12,8 +12,8 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, UsageError
-from cpr_ext.metrics.run_state import RunState
 from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.saving.run_state import RunState
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import (
     DensePart,

@@ -16,7 +16,7 @@ from cpr_ext.runtime.validation import (
     require_positive_or_none,
 )
 from cpr_ext.saving.priorities import LargestChange, Priority
-from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.saving.schedules import Schedule
 from cpr_ext.state.precision import Precision
 from cpr_ext.storage.origin import Remote
 from cpr_ext.storage.retention import Retention

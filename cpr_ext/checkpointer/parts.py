@@ -13,9 +13,9 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.errors import UsageError
-from cpr_ext.metrics.run_state import CostMeter, RunState
 from cpr_ext.runtime.cuda import device_of, devices_of, make_stagers, use_training_streams
 from cpr_ext.saving.priorities import make_tracker
+from cpr_ext.saving.run_state import CostMeter, RunState
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.saver import SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions

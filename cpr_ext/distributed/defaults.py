@@ -18,7 +18,7 @@ from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import require_one_of
-from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.saving.schedules import Schedule
 from cpr_ext.state.table import find_tables
 from cpr_ext.storage.retention import Retention
 from cpr_ext.wings.policy.target_pls import TargetPLS

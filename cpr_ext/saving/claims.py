@@ -21,14 +21,14 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import StorageError, StoreError
-from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.run_state import RunState
 from cpr_ext.saving.saved_hashes import ALL_BYTES, ChangedRow, SavedHashes, UnknownRowsError
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
-from cpr_ext.tracking.row_ranges import RowSpans
+from cpr_ext.tracking.outside_changes import RowSpans
 from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
 

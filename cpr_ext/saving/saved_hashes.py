@@ -27,7 +27,7 @@ from cpr_ext.runtime.cuda import device_of
 from cpr_ext.saving.selection import RowIds, Selection
 from cpr_ext.state.slot_keys import is_key_array
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.row_ranges import RowSpans
+from cpr_ext.tracking.outside_changes import RowSpans
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # Training waits for these comparisons: some 128 rows of all tables, 4 to 16 of each.

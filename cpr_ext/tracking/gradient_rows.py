@@ -11,12 +11,28 @@ from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.runtime.cuda import device_of, devices_of, is_capturing, kept_for_stream
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.changed_rows import changed_rows
-from cpr_ext.tracking.watch_messages import NOT_LISTED
+
+_NOT_LISTED = (
+    "a CUDA graph changes table '{name}' by dense gradients, of which a graph cannot list the "
+    "rows: they do not count as changed, and are saved once a comparison with what was saved finds "
+    "them. Use sparse gradients, so that each replay counts its rows"
+)
 
 #: Called with tables and, of each, the ids (n,) int64 of rows that are about to change, some
 #: perhaps repeated.
 RowsChange = Callable[[Sequence[Table], Sequence[torch.Tensor]], None]
+
+
+def changed_rows(gradient: torch.Tensor, pool: native.ThreadPool | None = None) -> torch.Tensor:
+    """Row ids (n,) int64, some perhaps repeated, outside of which a gradient is zero."""
+    if gradient.layout == torch.sparse_coo:
+        indices = gradient._indices()
+        return indices.view(-1) if indices.shape[0] == 1 else indices[0].contiguous()
+    if gradient.layout != torch.strided:
+        return changed_rows(gradient.to_sparse_coo())  # type: ignore[no-untyped-call]
+    if gradient.is_cuda or not gradient.is_contiguous():
+        return gradient.any(dim=1).nonzero().view(-1)
+    return torch.from_numpy(native.nonzero_rows(gradient, pool))
 
 
 class GradientRows:
@@ -98,7 +114,7 @@ class GradientRows:
             self.count_rows([index], [changed_rows(gradient)])
         else:
             self.unlisted.add(index)
-            text = NOT_LISTED.format(name=self._tables[index].name)
+            text = _NOT_LISTED.format(name=self._tables[index].name)
             warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
 
     def count_rows(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:

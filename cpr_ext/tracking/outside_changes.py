@@ -7,15 +7,100 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.state.table import Table, may_move_rows
+from cpr_ext.state.table import Table, is_row_state, may_move_rows
 from cpr_ext.tracking.gradient_rows import GradientRows
-from cpr_ext.tracking.row_ranges import RowSpans, complement, overlap
 from cpr_ext.tracking.table_events import TableEvents
-from cpr_ext.tracking.table_versions import TableVersions
-from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED
+
+_CHANGED_OUTSIDE = (
+    "table '{name}' was changed outside its optimizer's step() ({what}). All of its rows count as "
+    "changed until they are saved, and no snapshot without them is a full-recovery point. Change "
+    "rows by the optimizer, or inside of writing_rows(), or call save('base') after such a change. "
+    "This is reported once for each table"
+)
+_NOT_COUNTED = (
+    "the rows that a step changed could not be counted: {error}. Later snapshots would lack them. "
+    "Make a new Checkpointer"
+)
 
 _SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
+
+
+_DIFFERENCES = {
+    1: "its weight was written in place",
+    2: "its weight has other memory",
+    3: "its optimizer's state was replaced",
+    4: "its optimizer's state was written in place",
+}
+
+
+RowSpans = Sequence[tuple[int, int]]  # of rows [begin, end), ascending
+
+
+def complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """Return the ranges of the rows [0, end) that none of these holds.
+
+    Args:
+        ranges: ascending.
+    """
+    kept, at = [], 0
+    for first, last in ranges:
+        if at < first:
+            kept.append((at, first))
+        at = max(at, last)
+    return [*kept, (at, end)] if at < end else kept
+
+
+def overlap(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a row [begin, end) of one list of ranges is in one of the other."""
+    return any(a < d and c < b for a, b in left for c, d in right)
+
+
+class TableVersions:
+    """Compares the weights of tables and their optimizers' state with how they last were.
+
+    A write through ``.data``, or by a kernel that PyTorch does not know, moves no counter.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = list(tables)
+        self._versions = native.TensorVersions(len(tables), is_row_state)
+        self.read()
+
+    def read(self) -> None:
+        """Take all tables as they are now, whatever tensors they consist of."""
+        self._versions.read(self._tables, range(len(self._tables)))
+
+    def accept_tables(self, indexes: Collection[int]) -> None:
+        """Take some tables as they are now, whatever tensors they consist of."""
+        if indexes:
+            self._versions.read(self._tables, list(indexes))
+
+    def accept_assigned(self, index: int) -> None:
+        """Take a table as it is now; a tensor of its state that was replaced is found later."""
+        self._versions.accept(self._tables, [index])
+
+    def are_same(self) -> bool:
+        """Return whether nothing seems to have changed.
+
+        Other memory of a weight is seen by :meth:`differences` only.
+        """
+        return self._versions.are_same(self._tables)
+
+    def differences(self, indexes: Collection[int] | None = None) -> dict[int, str]:
+        """Return changes since last accepted, for messages, by the table's position.
+
+        Args:
+            indexes: the positions of the tables to compare; None: all.
+        """
+        which = range(len(self._tables)) if indexes is None else list(indexes)
+        found = self._versions.differences(self._tables, which)
+        return {index: _DIFFERENCES[difference] for index, difference in found}
+
+    def has_other_state(self, index: int) -> bool:
+        """Return whether a table's optimizer state consists of other tensors than last accepted."""
+        return self._versions.has_other_state(self._tables, index)
 
 
 class OutsideChanges:
@@ -57,7 +142,7 @@ class OutsideChanges:
         if self.foreign_step is not None:
             return self.foreign_step
         error = self._rows.error
-        return None if error is None else NOT_COUNTED.format(error=error)
+        return None if error is None else _NOT_COUNTED.format(error=error)
 
     def is_changed(self, table: Table) -> bool:
         """Return whether more rows have changed than any tracker calls dirty, as far as is seen."""
@@ -82,7 +167,7 @@ class OutsideChanges:
             return
         self.note(self.versions.differences(indexes))
 
-    def note(self, differences: Mapping[int, str], message: str = CHANGED_OUTSIDE) -> None:
+    def note(self, differences: Mapping[int, str], message: str = _CHANGED_OUTSIDE) -> None:
         """Note that tables changed; a difference says what did, by position."""
         if differences:
             self.versions.accept_tables(differences)

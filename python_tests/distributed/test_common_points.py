@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import HashStore
 
 from cpr_ext.distributed.common_points import CommonPoints
-from cpr_ext.metrics.counters import Metrics
+from cpr_ext.saving.metrics import Metrics
 from cpr_ext.storage.retention import Retention
 from python_tests.storage import records
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.saving import gathered_rows
+from cpr_ext.saving import snapshot_rows
 from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.emulated_cases import Run, emulator
@@ -135,10 +135,10 @@ def test_training_waits_for_the_device_a_few_times_however_many_rows_are_chosen(
 
 def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path, monkeypatch):
     run = start(tmp_path / "s")
-    copy = gathered_rows._copies_of_chosen
+    copy = snapshot_rows._copies_of_chosen
     copied = []
     monkeypatch.setattr(
-        gathered_rows, "_copies_of_chosen", lambda *given: copied.append(given) or copy(*given)
+        snapshot_rows, "_copies_of_chosen", lambda *given: copied.append(given) or copy(*given)
     )
     snapshot, _ = begin(run)
     assert is_copied(run)
@@ -225,7 +225,7 @@ def no_memory(*given):
 def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, why, monkeypatch):
     monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: False)
     if why == "no memory":
-        monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
+        monkeypatch.setattr(snapshot_rows, "_gathered", no_memory)
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
     run = start(tmp_path / "s", when_busy, staging=staging)
     snapshot, _ = begin(run)
@@ -244,14 +244,14 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, w
 
 def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_path, monkeypatch):
     copies = []
-    gathered = gathered_rows._gathered
+    gathered = snapshot_rows._gathered
 
     def noted(*given):
         source = gathered(*given)
         copies.extend(weakref.ref(array) for array in source.of.arrays.values())
         return source
 
-    monkeypatch.setattr(gathered_rows, "_gathered", noted)
+    monkeypatch.setattr(snapshot_rows, "_gathered", noted)
     run = start(tmp_path / "s")
     snapshot, _ = begin(run)
     assert copies
@@ -267,7 +267,7 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
 def test_a_device_that_fails_while_it_copies_costs_that_snapshot_only(tmp_path, monkeypatch):
     run = start(tmp_path / "s")
     with monkeypatch.context() as patch:
-        patch.setattr(gathered_rows, "_gathered", lambda *given: 1 / 0)
+        patch.setattr(snapshot_rows, "_gathered", lambda *given: 1 / 0)
         with pytest.warns(UserWarning, match="training continues: division by zero"):
             begin(run)
     assert len(run.checkpointer.metrics.failures) == 1

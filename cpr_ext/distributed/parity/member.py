@@ -36,8 +36,8 @@ from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memo
 from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError, WorkersDifferError
-from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.metrics import ParityMetrics
 from cpr_ext.state.dense_state import DensePart
 
 logger = logger_of("parity")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from cpr_ext.distributed.identity.own_address import is_loopback
 from cpr_ext.distributed.parity.placement import Group, crowded
-from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.metrics import ParityMetrics
 
 logger = logger_of("parity")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.saving.metrics import ParityMetrics
 
 logger = logger_of("parity")
 

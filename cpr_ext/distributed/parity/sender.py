@@ -17,7 +17,7 @@ from cpr_ext.distributed.parity.placement import Group, part_held
 from cpr_ext.distributed.parity.protocol import Log, Soundness
 from cpr_ext.distributed.parity.row_requests import NOTHING_YET, RowRequest, exchange_request
 from cpr_ext.errors import PeerLostError
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.saving.metrics import ParityMetrics
 
 _JOIN_SECONDS = 10.0
 

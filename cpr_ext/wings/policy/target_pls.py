@@ -7,7 +7,7 @@ import math
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
-from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule, WhenBusy
+from cpr_ext.saving.schedules import Progress, RunCosts, Schedule, WhenBusy
 from cpr_ext.wings.policy.costs import JobCosts, JobSize, StateBytes, require_positive
 from cpr_ext.wings.policy.expectation import expected_partial_recovery
 from cpr_ext.wings.policy.parity import ParityCosts

@@ -20,7 +20,7 @@ from cpr_ext.distributed.defaults import (
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.schedules.intervals import EverySeconds, EverySteps, RunCosts
+from cpr_ext.saving.schedules import EverySeconds, EverySteps, RunCosts
 from cpr_ext.wings.policy import ParityCosts
 from cpr_ext.wings.policy.target_pls import TargetPLS
 

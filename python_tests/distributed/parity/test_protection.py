@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from cpr_ext.distributed.parity.protection import Protection
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.saving.metrics import ParityMetrics
 
 
 @pytest.fixture

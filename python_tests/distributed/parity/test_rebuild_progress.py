@@ -3,7 +3,7 @@
 import logging
 
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.saving.metrics import ParityMetrics
 
 
 def test_a_worker_counts_how_far_its_rows_are_rebuilt_and_says_when_they_are(caplog):

@@ -11,7 +11,7 @@ import torch
 from cpr_ext.distributed.parity import exchange, protocol, row_requests
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.saving.metrics import ParityMetrics
 from python_tests.distributed.parity.members import Trainer, connected, holding, together
 
 PAIR = (4, 7)  # ranks

@@ -170,7 +170,7 @@ def exposed():
 
 
 def prometheus_names(meter, ckpt):
-    from cpr_ext.metrics.parity_metrics import ParityMetrics
+    from cpr_ext.saving.metrics import ParityMetrics
 
     ckpt.metrics.parity, ckpt.metrics.common_step = ParityMetrics(), 1
     export_metrics(ckpt, {"rank": 0}, meter=meter)

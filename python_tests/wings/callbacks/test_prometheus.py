@@ -17,7 +17,7 @@ import torch
 import yaml
 
 import cpr_ext
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.saving.metrics import ParityMetrics
 from cpr_ext.wings.remote import RemoteOptions
 
 pytest.importorskip("opentelemetry.exporter.prometheus")

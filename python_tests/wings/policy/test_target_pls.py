@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import EverySteps, TargetPLS
 from cpr_ext.errors import UsageError
-from cpr_ext.schedules.intervals import Progress, RunCosts
+from cpr_ext.saving.schedules import Progress, RunCosts
 from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, interval_for_pls
 from cpr_ext.wings.policy.parity import expected_parity
 

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr_ext import Checkpointer, EverySteps, Priority, StoreOptions
 from cpr_ext.errors import UsageError
-from cpr_ext.metrics.counters import Metrics
+from cpr_ext.saving.metrics import Metrics
 from cpr_ext.state.table import find_tables
 from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
 from cpr_ext.wings.lab.dlrm.evaluation import evaluate

@@ -9,8 +9,8 @@ from contextlib import suppress
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.metrics.counters import Metrics
-from cpr_ext.schedules.intervals import RunCosts, Schedule
+from cpr_ext.saving.metrics import Metrics
+from cpr_ext.saving.schedules import RunCosts, Schedule
 from cpr_ext.state.precision import Precision, precision_of_row, stored_row_bytes
 from cpr_ext.state.table import WEIGHT, Table
 

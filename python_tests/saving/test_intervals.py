@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import EverySeconds, EverySteps, StoreOptions
 from cpr_ext.errors import UsageError
-from cpr_ext.schedules.intervals import Continuous, Progress
+from cpr_ext.saving.schedules import Continuous, Progress
 from python_tests.helpers import Trained
 
 progresses = st.builds(Progress, st.integers(0, 100), st.floats(0, 100))

@@ -1,9 +1,9 @@
 """What is said of protection by parity: never more than is true."""
 
 import pytest
-
 from cpr_ext.metrics import parity_metrics
-from cpr_ext.metrics.parity_metrics import ParityMetrics
+
+from cpr_ext.saving.metrics import ParityMetrics
 
 
 @pytest.fixture

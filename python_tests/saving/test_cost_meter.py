@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpr_ext.metrics.run_state import CostMeter
+from cpr_ext.saving.run_state import CostMeter
 from cpr_ext.state.precision import Precision
 from cpr_ext.state.table import Table
 
@@ -12,7 +12,7 @@ from cpr_ext.state.table import Table
 def clock(monkeypatch):
     """Seconds that only move when a test says so."""
     now = [100.0]
-    monkeypatch.setattr("cpr_ext.metrics.run_state.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cpr_ext.saving.run_state.time.monotonic", lambda: now[0])
     return now
 
 

@@ -1,1 +1,0 @@
-"""What checkpointing did and cost a run."""
