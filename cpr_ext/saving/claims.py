@@ -119,12 +119,11 @@ class Claims:
         self.hashes.forget()
 
     def begin_snapshot(self) -> None:
-        """Look whether rows have changed unseen, before the rows of a snapshot are chosen."""
+        """Look whether rows have changed, before the rows of a snapshot are chosen."""
         if (checked := self._checked) is not None and checked.state != "capturing":
             if not self._is_comparing:
                 self._advance(_SLICE_BYTES)  # what its capture has left to compare goes now
             self._give_up_changed()
-        self._deny(self.hashes.check_some())
         self.hashes.begin_snapshot()
 
     def _give_up_changed(self) -> None:

@@ -30,11 +30,8 @@ from cpr_ext.state.table import Table
 from cpr_ext.tracking.outside_changes import RowSpans
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
-# Training waits for these comparisons: some 128 rows of all tables, 4 to 16 of each.
-_ROWS_OF_A_CHECK = 128
-_ROWS_OF_A_TABLE = (4, 16)
-_CHECKED_OF_A_WINDOW = 4  # tables
-_ROWS_OF_A_DEVICE_TABLE = 4096
+# Of a window, training waits for so many comparisons, of so many rows each.
+_CHECKED_OF_A_WINDOW, _CHECKED_ROWS = 4, 16
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,6 @@ class TableHashes:
         self._hashes = self._make()
         #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
         self._form: Any = ()
-        self._shift = 0
 
     def _make(self) -> Any:
         return native.HostRowHashes(name=self.table.name, num_rows=self.table.num_embeddings)
@@ -88,7 +84,9 @@ class TableHashes:
 
     def arrays(self) -> list[torch.Tensor]:
         """Return all of a row but its key; hashes of other arrays are forgotten."""
-        arrays = self.table.clean_arrays()
+        return self._hashed(self.table.clean_arrays())
+
+    def _hashed(self, arrays: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
         if form != self._form:
             if self._form:
@@ -100,9 +98,9 @@ class TableHashes:
         """Forget all hashes: rows may have any values."""
         self._hashes.forget()
 
-    def recorder(self) -> RowRecorder:
-        """Return what records rows that are captured now."""
-        return RowRecorder(self._hashes, len(self.arrays()))
+    def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+        """Return what records rows of the table's arrays that are captured now."""
+        return RowRecorder(self._hashes, len(self._hashed(arrays)))
 
     def record_range(self, begin: int, end: int) -> None:
         """Record rows [begin, end) as they are, which is as they are saved."""
@@ -116,15 +114,6 @@ class TableHashes:
         """Do the same for rows that are about to change, some perhaps repeated."""
         found = self._hashes.compare_changing(self.arrays(), self._tracker, row_ids)
         return self._changed(found[0])
-
-    def compare_spread(self, num_rows: int) -> ChangedRow | None:
-        """Compare about so many rows, other ones each time; return one that differs."""
-        if not self._form:
-            return None  # nothing was saved yet
-        stride = max(1, self.table.num_embeddings // num_rows)
-        row_ids = np.arange(self._shift % stride, self.table.num_embeddings, stride)
-        self._shift += 1
-        return self.compare(row_ids)
 
     def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
@@ -189,7 +178,6 @@ class _DeviceHashes(TableHashes):
     ) -> None:
         self._device = device
         self._pass: Any = None
-        self._spread: deque[Any] = deque()
         super().__init__(table, tracker, pool)
 
     def _make(self) -> Any:
@@ -204,29 +192,13 @@ class _DeviceHashes(TableHashes):
     def restart(self) -> None:
         """Begin a pass, all of it, in training's stream."""
         self.position = 0
-        self._pass = self._begin(0)
+        rows = self.table.num_embeddings
+        self._pass = self._hashes.begin_compare(self.arrays(), self._tracker, 0, rows)
 
     def end(self) -> None:
         """End a pass: nothing of it is freed later, when a graph may be captured."""
         super().end()
         self._pass = None
-        self._spread.clear()
-
-    def compare_spread(self, num_rows: int) -> ChangedRow | None:
-        """Begin to compare some rows; return one that differs of comparisons begun before."""
-        if self._form:
-            stride = max(1, self.table.num_embeddings // _ROWS_OF_A_DEVICE_TABLE)
-            self._spread.append(self._begin(self._shift % stride, stride))
-            self._shift += 1
-        found = None
-        while self._spread and self._spread[0].is_ready():
-            changed = self._changed(self._spread.popleft().read()[0])
-            found = found or changed
-        return found
-
-    def _begin(self, begin: int, stride: int = 1) -> Any:
-        rows = self.table.num_embeddings
-        return self._hashes.begin_compare(self.arrays(), self._tracker, begin, rows, stride)
 
     def _compare_now(self, arrays: list[torch.Tensor], begin: int, end: int) -> Any:
         return self._hashes.begin_compare(arrays, self._tracker, begin, end).read()
@@ -267,8 +239,6 @@ class SavedHashes:
         self._tables = {
             table.name: _hashes_of(table, trackers[table.name], pool) for table in tables
         }
-        fewest, most = _ROWS_OF_A_TABLE
-        self._rows_of_a_table = min(max(fewest, _ROWS_OF_A_CHECK // max(1, len(tables))), most)
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._left: deque[TableHashes] = deque()
         self._is_passing = False
@@ -329,9 +299,9 @@ class SavedHashes:
                 return name
         return None
 
-    def recorder_of(self, table: Table) -> RowRecorder:
-        """Return what is to record rows of a table when they are captured."""
-        return self._tables[table.name].recorder()
+    def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+        """Return what is to record rows of a table's arrays when they are captured."""
+        return self._tables[table.name].recorder(arrays)
 
     def note_captured(self, selection: Selection, first: int, count: int) -> None:
         """Note that rows [first, first + count) of a selection, by position, are captured."""
@@ -354,23 +324,11 @@ class SavedHashes:
             hashes = self._tables[selection.table.name]
             if hashes.is_on_device:
                 continue
-            row_ids = _spread(selection, first, end - first, self._rows_of_a_table)
+            row_ids = _spread(selection, first, end - first)
             # What cannot be compared cannot be saved any more, as its snapshot will say.
             for changed in _found(hashes, methodcaller("compare", row_ids)):
                 return changed
         return None
-
-    def check_some(self) -> list[ChangedRow]:
-        """Compare some rows of every table, other ones each time; return those that differ.
-
-        Tables whose optimizer moves rows without a gradient are left out.
-        """
-        return [
-            changed
-            for each in self._tables.values()
-            if each.table.updates_only_looked_up_rows()
-            for changed in _found(each, lambda h: h.compare_spread(self._rows_of_a_table))
-        ]
 
     def check_changing(self, table: Table, row_ids: torch.Tensor) -> list[ChangedRow]:
         """Compare rows (n,) of a table on the host that are about to change, some repeated.
@@ -468,9 +426,9 @@ def _hashes_of(table: Table, tracker: Tracker, pool: native.ThreadPool | None) -
     return _DeviceHashes(table, tracker, pool, device)
 
 
-def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowIds:
+def _spread(selection: Selection, first: int, count: int) -> RowIds:
     """Return ids of some of the rows [first, first + count) of a selection, spread over them."""
-    num_rows = min(num_rows, count)
+    num_rows = min(_CHECKED_ROWS, count)
     positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
     positions[-1] = first + count - 1
     return positions if selection.row_ids is None else selection.row_ids[positions]

@@ -19,7 +19,7 @@ from cpr_ext.state.precision import EXACT, Precision
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.segment_format import array_specs, texts_of
+from cpr_ext.storage.segment_format import described
 from cpr_ext.storage.segment_header import record_of
 
 #: Of all segments; 0: each has what its arrays ask for, see ``csrc/pipeline/segment_layout.h``.
@@ -115,17 +115,16 @@ def table_source(
     Raises:
         UsageError: a tensor cannot be stored.
     """
-    specs = array_specs(name, arrays, precision_of)
+    texts = described(name, arrays, precision_of)
     table = native.SegmentTable(name=name, num_rows=0, is_packed=is_packed)
-    for spec in specs:
+    for spec in texts.specs:
         tensor = arrays[spec.name]
         stager = stager_of(tensor)
         table.add_rows(spec.name, tensor, 0, stager=stager, precision=spec.precision)
-    described, stored = texts_of(name, specs)
     table.describe(
-        name=json.dumps(name),
-        arrays=described,
-        stored=stored,
+        name=texts.name,
+        arrays=texts.arrays,
+        stored=texts.stored,
         shape=None if shape is None else ",".join(map(str, shape)),
     )
     return TableSource(arrays, table, live_arrays, hashes)

@@ -163,12 +163,10 @@ class SnapshotRows:
     def _table(self, table: Table) -> TableSource:
         """Return what rows of a table are captured from."""
         if (known := self._tables.get(table.name)) is None:
+            arrays = table.arrays()
+            hashes = self._context.hashes.recorder_of(table, arrays)
             known = self._tables[table.name] = table_source(
-                table.name,
-                table.arrays(),
-                self._precision_of,
-                live_arrays=table.arrays,
-                hashes=self._context.hashes.recorder_of(table),
+                table.name, arrays, self._precision_of, live_arrays=table.arrays, hashes=hashes
             )
         return known
 

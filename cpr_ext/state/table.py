@@ -239,10 +239,12 @@ class Table:
         if self.optimizer is None:
             return None
         groups, known = self.optimizer.param_groups, self._known_group
-        if known is None or not any(group is known for group in groups):
-            has_it = (g for g in groups if any(p is self.weight for p in g["params"]))
-            known = self._known_group = next(has_it, None)
-        return known
+        for group in groups:
+            if group is known:
+                return known
+        has_it = (g for g in groups if any(p is self.weight for p in g["params"]))
+        self._known_group = next(has_it, None)
+        return self._known_group
 
     def note_owner(self, owner: Owner | None) -> None:
         """Note which optimizer updates the weight, and by which of its parameter groups."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,12 +201,29 @@ def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
     return header.replace(old, new, 1)
 
 
-def array_specs(
+class Described(NamedTuple):
+    """What the header of a new segment says of a table, as far as its rows do not change it.
+
+    Attributes:
+        specs: its arrays.
+        name: a JSON text.
+        arrays: what rows are made of, a JSON text.
+        stored: of ``row_ids`` and each array its name in the file, as a JSON text, its dtype there
+            and the shape of a row (``,2,3``).
+    """
+
+    specs: tuple[ArraySpec, ...]
+    name: str
+    arrays: str
+    stored: list[tuple[str, str, str]]
+
+
+def described(
     table: str,
     arrays: Mapping[str, torch.Tensor],
     precision_of: Callable[[str], str] = lambda name: EXACT,
-) -> tuple[ArraySpec, ...]:
-    """Return what a segment notes of a table's tensors (num_rows, ...).
+) -> Described:
+    """Describe a table's tensors (num_rows, ...).
 
     Args:
         precision_of: precision of an array of float32 rows, by its name.
@@ -214,40 +231,32 @@ def array_specs(
     Raises:
         UsageError: a dtype that safetensors cannot hold.
     """
-    for name, tensor in arrays.items():
-        if tensor.dtype not in DTYPE_NAMES:
+    forms = ((name, t.dtype, t.shape[1:], precision_of(name)) for name, t in arrays.items())
+    return _described(table, *forms)
+
+
+@lru_cache(maxsize=1 << 14)  # of thousands of tables, this is much of a small snapshot's time
+def _described(table: str, *forms: tuple[str, torch.dtype, torch.Size, str]) -> Described:
+    specs = []
+    for name, dtype, row_shape, precision in forms:
+        if dtype not in DTYPE_NAMES:
             place = f"{table}/{name}" if name else table
-            raise UsageError(f"'{place}' has dtype {tensor.dtype}; can be stored: {list_dtypes()}")
-    return tuple(
-        ArraySpec(
-            name,
-            tensor.dtype,
-            tuple(tensor.shape[1:]),
-            precision_of_row(math.prod(tensor.shape[1:]), precision_of(name))
-            if tensor.dtype == torch.float32
-            else EXACT,
-        )
-        for name, tensor in arrays.items()
-    )
-
-
-def texts_of(table: str, arrays: Sequence[ArraySpec]) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return what the header of a new segment says of the rows of a table.
-
-    Returns:
-        What they are made of, as a JSON text. Of ``row_ids`` and each array its name in the file,
-        as a JSON text, its dtype there and the shape of a row (``,2,3``).
-    """
-    described = [
+            raise UsageError(f"'{place}' has dtype {dtype}; can be stored: {list_dtypes()}")
+        kept_as = EXACT
+        if dtype == torch.float32:
+            kept_as = precision_of_row(math.prod(row_shape), precision)
+        specs.append(ArraySpec(name, dtype, tuple(row_shape), kept_as))
+    texts = [
         [each.name, DTYPE_NAMES[each.dtype], each.row_shape, *[each.precision] * each.is_rounded]
-        for each in arrays
+        for each in specs
     ]
     stored = []
-    for array in (_ROW_IDS, *arrays):
-        dtype, row_shape = array.in_file()
+    for array in (_ROW_IDS, *specs):
+        in_file, shape = array.in_file()
         name = f"{table}/{array.name}" if array.name else table
-        stored.append((json.dumps(name), dtype, "".join(f",{size}" for size in row_shape)))
-    return json.dumps(described, separators=(",", ":")), stored
+        stored.append((json.dumps(name), in_file, "".join(f",{size}" for size in shape)))
+    listed = json.dumps(texts, separators=(",", ":"))
+    return Described(tuple(specs), json.dumps(table), listed, stored)
 
 
 def native_table(

@@ -21,7 +21,7 @@ from cpr_ext.saving.segment_capture import (
     table_source,
 )
 from cpr_ext.state.dtypes import DTYPE_NAMES
-from cpr_ext.storage.segment_format import ALIGNMENT, SMALL_BLOCK, array_specs, native_table
+from cpr_ext.storage.segment_format import ALIGNMENT, SMALL_BLOCK, described, native_table
 from cpr_ext.storage.segment_header import read_segment
 from python_tests.helpers import read_chunks, same_bits
 
@@ -197,7 +197,7 @@ def test_the_planned_header_holds_the_longest_possible_steps(tmp_path):
 
 def test_a_dtype_that_safetensors_lacks_is_refused_by_name():
     with pytest.raises(UsageError, match=r"'a/sum' has dtype torch\.complex64; can be stored: f"):
-        array_specs("a", {"sum": torch.zeros(3, dtype=torch.complex64)})
+        described("a", {"sum": torch.zeros(3, dtype=torch.complex64)})
 
 
 # --- damaged and foreign headers ---
