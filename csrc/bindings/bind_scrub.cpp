@@ -111,14 +111,13 @@ void register_device_hashes(py::module_& module) {
       .def(
           "begin_compare",
           [](DeviceRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
-             int64_t begin, int64_t end, int64_t stride) {
+             int64_t begin, int64_t end) {
             const std::vector<RowArray> views = view_arrays(arrays, hashes.device());
             py::gil_scoped_release release;
-            return hashes.begin_compare(views, tracker, {begin, end}, stride);
+            return hashes.begin_compare(views, tracker, {begin, end});
           },
           py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
-          py::arg("stride") = 1,
-          "Begin to compare every stride-th row of [begin, end) that the tracker calls clean.");
+          "Begin to compare the rows [begin, end) that the tracker calls clean.");
 }
 #endif
 

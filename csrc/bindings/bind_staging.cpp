@@ -2,8 +2,6 @@
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include "bindings/annotations.h"
 #include "bindings/register.h"
@@ -138,12 +136,6 @@ int64_t nan_position(const ArrayLike& array) {
   return find_nan(view.dtype, static_cast<const std::byte*>(view.data), view.numel());
 }
 
-// A slot together with its pool, which goes last.
-struct BoundLease {
-  std::shared_ptr<SlotPool> pool;
-  SlotLease slot;
-};
-
 }  // namespace
 
 void register_staging(py::module_& module) {
@@ -157,36 +149,9 @@ void register_staging(py::module_& module) {
              "Find the flat position of the first NaN of a contiguous float array, or -1.");
   module.def("crc32c", &checksum, py::arg("data"), py::arg("crc") = 0, py::arg("backend") = "best",
              "Compute the CRC32C of a bytes-like object, continuing from crc.");
-  py::class_<BoundLease>(module, "SlotLease", "A leased staging slot.")
-      .def(
-          "release", [](BoundLease& lease) { lease.slot = SlotLease(); },
-          "Return the slot to its pool.")
-      .def_property_readonly(
-          "is_held", [](const BoundLease& lease) { return bool(lease.slot); },
-          "False after release().")
-      .def_property_readonly(
-          "address",
-          [](const BoundLease& lease) { return reinterpret_cast<uintptr_t>(lease.slot.data()); },
-          "Address of its memory.");
   py::class_<SlotPool, std::shared_ptr<SlotPool>>(module, "SlotPool",
                                                   "A fixed number of page-aligned buffers.")
       .def(py::init<int, int64_t>(), py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"))
-      .def(
-          "acquire",
-          [](std::shared_ptr<SlotPool> pool) {
-            py::gil_scoped_release release;
-            SlotLease slot = pool->acquire();
-            return BoundLease{std::move(pool), std::move(slot)};
-          },
-          "Lease a slot; waits until one is free.")
-      .def(
-          "try_acquire",
-          [](std::shared_ptr<SlotPool> pool) -> std::optional<BoundLease> {
-            SlotLease slot = pool->try_acquire();
-            if (!slot) return std::nullopt;
-            return BoundLease{std::move(pool), std::move(slot)};
-          },
-          "Lease a slot, or None if none is free.")
       .def_property_readonly("num_slots", &SlotPool::num_slots, "All slots.")
       .def_property_readonly("num_free", &SlotPool::num_free, "Slots that are not leased.")
       .def_property_readonly("slot_bytes", &SlotPool::slot_bytes, "Bytes of a slot.");

@@ -99,22 +99,16 @@ struct Found {
 };
 constexpr unsigned long long kNone = ~0ull;
 
-struct EveryRow {
-  int64_t begin;
-  int64_t stride;
-  int64_t size;
-};
-
 // Threads take several rows, so that few add to the sums.
 __global__ void __launch_bounds__(kThreads)
-    compare_kernel(const __grid_constant__ HashedTable table, EveryRow rows, DirtyMarks dirty,
-                   const uint16_t* hashes, Found* found) {
+    compare_kernel(const __grid_constant__ HashedTable table, int64_t first, int64_t num_rows,
+                   DirtyMarks dirty, const uint16_t* hashes, Found* found) {
   const int64_t num_threads = static_cast<int64_t>(gridDim.x) * kRowsPerBlock;
   unsigned num_compared = 0, num_unknown = 0;
   const int64_t warp_begin = row_of_grid() - threadIdx.x % 32 / kLanesPerRow;
-  for (int64_t begin = warp_begin; begin < rows.size; begin += num_threads) {
+  for (int64_t begin = warp_begin; begin < num_rows; begin += num_threads) {
     const int64_t i = begin + threadIdx.x % 32 / kLanesPerRow;
-    int64_t row = i < rows.size ? rows.begin + i * rows.stride : -1;
+    int64_t row = i < num_rows ? first + i : -1;
     if (row >= 0 && dirty.is_dirty(row)) row = -1;
     const uint16_t now = table.hash(row);
     if (row < 0 || lane_of_row() != 0) continue;
@@ -208,7 +202,7 @@ struct DeviceRowHashes::OnDevice {
                    table_of(arrays), rows, hashes());
   }
 
-  std::unique_ptr<PendingComparison> compare(const Arrays& arrays, const EveryRow& rows,
+  std::unique_ptr<PendingComparison> compare(const Arrays& arrays, RowRange rows,
                                              const RowTracker& tracker, int device) const {
     if (arrays.size() > kMostArrays) {
       throw UsageError("table '" + tracker.name() + "': a row has " +
@@ -220,8 +214,9 @@ struct DeviceRowHashes::OnDevice {
     }
     tracker.settle();
     auto pending = std::make_unique<DeviceComparison>(device);
-    const int64_t num_blocks = std::min(kMostBlocks, blocks_for(rows.size, kRowsPerBlock));
-    CPR_EXT_LAUNCH(compare_kernel, num_blocks, kThreads, stream_of(device), table_of(arrays), rows,
+    const int64_t num_blocks = std::min(kMostBlocks, blocks_for(rows.size(), kRowsPerBlock));
+    CPR_EXT_LAUNCH(compare_kernel, num_blocks, kThreads, stream_of(device), table_of(arrays),
+                   rows.begin, rows.size(),
                    static_cast<const DeviceTracker&>(tracker).dirty_marks(), hashes(),
                    pending->found());
     pending->begin_download();
@@ -271,13 +266,11 @@ void DeviceRowHashes::record_chosen(const Arrays& arrays, const PendingRows& cho
 
 std::unique_ptr<PendingComparison> DeviceRowHashes::begin_compare(const Arrays& arrays,
                                                                   const RowTracker& tracker,
-                                                                  RowRange range, int64_t stride) {
+                                                                  RowRange range) {
   check_arrays(arrays);
   check_range(range);
-  if (stride < 1) throw UsageError("stride must be at least 1, not " + std::to_string(stride));
   const DeviceGuard guard(device_);
-  const EveryRow rows{range.begin, stride, (range.size() + stride - 1) / stride};
-  return on_device_->compare(arrays, rows, tracker, device_);
+  return on_device_->compare(arrays, range, tracker, device_);
 }
 
 std::vector<uint16_t> DeviceRowHashes::copy_range(RowRange range) const {

@@ -34,11 +34,11 @@ class DeviceRowHashes final : public RowHashes {
   // Records rows whose ids a device has. REQUIRES: read() of them was called.
   void record_chosen(const Arrays& arrays, const PendingRows& chosen);
 
-  // Compares every stride-th row of a range, unless `tracker`, which is on this device, calls it
-  // dirty when the stream gets here; goes on after one that differs. Throws UsageError if there are
-  // too many arrays.
+  // Compares the rows of a range, but those that `tracker`, which is on this device, calls dirty
+  // when the stream gets here; goes on after one that differs. Throws UsageError if there are too
+  // many arrays.
   std::unique_ptr<PendingComparison> begin_compare(const Arrays& arrays, const RowTracker& tracker,
-                                                   RowRange range, int64_t stride = 1);
+                                                   RowRange range);
 
  private:
   struct OnDevice;
