@@ -40,7 +40,6 @@ __all__: list[str] = [
     "SegmentTable",
     "ShardChecksums",
     "ShardLayout",
-    "SlotLease",
     "SlotPool",
     "SnapshotPipeline",
     "StopFlag",
@@ -85,32 +84,12 @@ class ThreadPool:
     def num_threads(self) -> int:
         """With the caller."""
 
-class SlotLease:
-    """A leased staging slot."""
-
-    def release(self) -> None:
-        """Return the slot to its pool."""
-
-    @property
-    def address(self) -> int:
-        """Address of its memory."""
-
-    @property
-    def is_held(self) -> bool:
-        """False after release()."""
-
 class SlotPool:
     """A fixed number of page-aligned buffers."""
 
     def __init__(
         self, *, num_slots: typing.SupportsIndex, slot_bytes: typing.SupportsIndex
     ) -> None: ...
-    def acquire(self) -> SlotLease:
-        """Lease a slot; waits until one is free."""
-
-    def try_acquire(self) -> SlotLease | None:
-        """Lease a slot, or None if none is free."""
-
     @property
     def num_free(self) -> int:
         """Slots that are not leased."""
@@ -429,9 +408,8 @@ class DeviceRowHashes(RowHashes):
         tracker: RowTracker,
         begin: typing.SupportsIndex,
         end: typing.SupportsIndex,
-        stride: typing.SupportsIndex = 1,
     ) -> PendingComparison:
-        """Begin to compare every stride-th row of [begin, end) that the tracker calls clean."""
+        """Begin to compare the rows [begin, end) that the tracker calls clean."""
 
     def record_chosen(
         self,
