@@ -50,6 +50,7 @@ __all__: list[str] = [
     "TrackedTable",
     "apply_delta",
     "are_clean",
+    "compare_changing",
     "count_lookups",
     "crc32c",
     "device_top_rows",
@@ -361,16 +362,6 @@ class HostRowHashes(RowHashes):
 
         Returns (the first row that differs, or -1; rows compared; clean rows whose hash is not
         known).
-        """
-
-    def compare_changing(
-        self,
-        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
-        tracker: RowTracker,
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> tuple[int, int, int]:
-        """Compare those clean rows of row_ids (n) int64, perhaps repeated, that are about to
-        change, as compare does, and forget their hashes.
         """
 
     def compare_range(
@@ -1019,6 +1010,21 @@ def are_clean(
 ) -> bool:
     """Check that no row [begins[i], ends[i]) of trackers[i] is dirty; waits once for each
     device.
+    """
+
+def compare_changing(
+    hashes: collections.abc.Sequence[HostRowHashes],
+    arrays: collections.abc.Sequence[
+        collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]]
+    ],
+    trackers: collections.abc.Sequence[RowTracker],
+    row_ids: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+    pool: ThreadPool | None = None,
+) -> list[tuple[int, int, int]]:
+    """Compare the clean ones of rows (n) int64 of several tables, perhaps repeated, that
+    are about to change, as HostRowHashes.compare does, and forget their hashes.
+
+    Returns what compare does, of each table.
     """
 
 def count_lookups(

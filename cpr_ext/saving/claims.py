@@ -294,9 +294,9 @@ class Claims:
     def _compare_changing(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
         """Compare rows that are about to change: later nobody knows what they were."""
         assert self._checked is not None
-        for table, ids in zip(tables, row_ids, strict=True):
-            if table.name in self._checked.compared:
-                self._early += self.hashes.check_changing(table, ids)
+        compared = self._checked.compared
+        changing = zip(tables, row_ids, strict=True)
+        self._early += self.hashes.check_changing(c for c in changing if c[0].name in compared)
 
     def _deny(self, found: list[ChangedRow]) -> None:
         """Take note of rows that differ: no check that is being made can be passed."""

@@ -12,8 +12,8 @@ on a GPU are compared at once, in training's stream; what it found is read at a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ class TableHashes:
 
     Attributes:
         position: the row at which the current pass resumes.
+        native, tracker: the native ones.
     """
 
     is_on_device = False
@@ -69,9 +70,9 @@ class TableHashes:
     def __init__(self, table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> None:
         self.table = table
         self.position = 0
-        self._tracker = native_trackers(tracker)[0]
+        self.tracker = native_trackers(tracker)[0]
         self._pool = pool
-        self._hashes = self._make()
+        self.native = self._make()
         #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
         self._form: Any = ()
 
@@ -80,7 +81,7 @@ class TableHashes:
 
     def make_memory(self) -> None:
         """Make the memory of all hashes, before training."""
-        self._hashes.make_memory()
+        self.native.make_memory()
 
     def arrays(self) -> list[torch.Tensor]:
         """Return all of a row but its key; hashes of other arrays are forgotten."""
@@ -96,24 +97,19 @@ class TableHashes:
 
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""
-        self._hashes.forget()
+        self.native.forget()
 
     def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
         """Return what records rows of the table's arrays that are captured now."""
-        return RowRecorder(self._hashes, len(self._hashed(arrays)))
+        return RowRecorder(self.native, len(self._hashed(arrays)))
 
     def record_range(self, begin: int, end: int) -> None:
         """Record rows [begin, end) as they are, which is as they are saved."""
-        self._hashes.record_range(self.arrays(), begin, end, self._pool)
+        self.native.record_range(self.arrays(), begin, end, self._pool)
 
     def compare(self, row_ids: RowIds) -> ChangedRow | None:
         """Compare the clean ones of rows (n,) int64; return one that differs."""
-        return self._changed(self._hashes.compare(self.arrays(), self._tracker, row_ids)[0])
-
-    def compare_changing(self, row_ids: RowIds | torch.Tensor) -> ChangedRow | None:
-        """Do the same for rows that are about to change, some perhaps repeated."""
-        found = self._hashes.compare_changing(self.arrays(), self._tracker, row_ids)
-        return self._changed(found[0])
+        return self._changed(self.native.compare(self.arrays(), self.tracker, row_ids)[0])
 
     def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
@@ -126,10 +122,10 @@ class TableHashes:
     def hold_all(self) -> bool:
         """Return whether no row differs from what was saved, and none is dirty."""
         rows = self.table.num_embeddings
-        return self._tracker.is_clean(0, rows) and self.are_unchanged([(0, rows)])
+        return self.tracker.is_clean(0, rows) and self.are_unchanged([(0, rows)])
 
     def _compare_now(self, arrays: list[torch.Tensor], begin: int, end: int) -> Any:
-        return self._hashes.compare_range(arrays, self._tracker, begin, end)
+        return self.native.compare_range(arrays, self.tracker, begin, end)
 
     def restart(self) -> None:
         """Begin a pass, at the first row."""
@@ -193,7 +189,7 @@ class _DeviceHashes(TableHashes):
         """Begin a pass, all of it, in training's stream."""
         self.position = 0
         rows = self.table.num_embeddings
-        self._pass = self._hashes.begin_compare(self.arrays(), self._tracker, 0, rows)
+        self._pass = self.native.begin_compare(self.arrays(), self.tracker, 0, rows)
 
     def end(self) -> None:
         """End a pass: nothing of it is freed later, when a graph may be captured."""
@@ -201,7 +197,7 @@ class _DeviceHashes(TableHashes):
         self._pass = None
 
     def _compare_now(self, arrays: list[torch.Tensor], begin: int, end: int) -> Any:
-        return self._hashes.begin_compare(arrays, self._tracker, begin, end).read()
+        return self.native.begin_compare(arrays, self.tracker, begin, end).read()
 
     def compare_next(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
         """Read what the pass has found if it has ended; ``max_bytes`` of 2^62: wait for it."""
@@ -239,6 +235,7 @@ class SavedHashes:
         self._tables = {
             table.name: _hashes_of(table, trackers[table.name], pool) for table in tables
         }
+        self._pool = pool
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._left: deque[TableHashes] = deque()
         self._is_passing = False
@@ -330,16 +327,31 @@ class SavedHashes:
                 return changed
         return None
 
-    def check_changing(self, table: Table, row_ids: torch.Tensor) -> list[ChangedRow]:
-        """Compare rows (n,) of a table on the host that are about to change, some repeated.
+    def check_changing(
+        self, changing: Iterable[tuple[Table, torch.Tensor]]
+    ) -> Iterator[ChangedRow]:
+        """Compare rows (n,) of tables on the host that are about to change, some repeated.
 
         Those of tables that the pass has compared already are left out.
         """
-        hashes = self._tables[table.name]
-        if hashes.is_on_device or (self._is_passing and hashes not in self._left):
-            return []
-        ids = row_ids.reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
-        return list(_found(hashes, lambda h: h.compare_changing(ids)))
+        given = []
+        for table, row_ids in changing:
+            hashes = self._tables[table.name]
+            if hashes.is_on_device or (self._is_passing and hashes not in self._left):
+                continue
+            with suppress(UsageError, CudaError):
+                ids = row_ids.reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
+                given.append((hashes, hashes.arrays(), ids))
+        found = native.compare_changing(
+            [hashes.native for hashes, _, _ in given],
+            [arrays for _, arrays, _ in given],
+            [hashes.tracker for hashes, _, _ in given],
+            [row_ids for _, _, row_ids in given],
+            self._pool,
+        )
+        for (hashes, _, _), (row_id, _, _) in zip(given, found, strict=True):
+            if row_id >= 0:
+                yield ChangedRow(hashes.table, row_id)
 
     def begin_pass(self, tables: Collection[str]) -> None:
         """Begin a pass over tables of these names.

@@ -42,13 +42,23 @@ ComparisonTuple to_tuple(const RowComparison& found) {
   return {found.changed_row, found.num_compared, found.num_unknown};
 }
 
-template <auto kCompare>
-ComparisonTuple compare_rows(HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
-                             const ArrayLike& row_ids) {
-  const std::vector<RowArray> views = view_arrays(arrays);
-  const RowIds ids = view_row_ids(row_ids);
+std::vector<ComparisonTuple> compare_changing_rows(
+    const std::vector<std::shared_ptr<HostRowHashes>>& hashes, const std::vector<Arrays>& arrays,
+    const std::vector<const RowTracker*>& trackers, const std::vector<ArrayLike>& row_ids,
+    ThreadPool* pool) {
+  if (arrays.size() != hashes.size() || trackers.size() != hashes.size() ||
+      row_ids.size() != hashes.size()) {
+    throw UsageError("each table needs its arrays, its tracker and its row ids");
+  }
+  std::vector<ChangingRows> tables;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    tables.push_back(
+        {hashes[i].get(), view_arrays(arrays[i]), trackers[i], view_row_ids(row_ids[i])});
+  }
+  std::vector<ComparisonTuple> found;
   py::gil_scoped_release release;
-  return to_tuple((hashes.*kCompare)(views, tracker, ids));
+  for (const RowComparison& each : compare_changing(tables, pool)) found.push_back(to_tuple(each));
+  return found;
 }
 
 void register_host_hashes(py::module_& module) {
@@ -61,12 +71,20 @@ void register_host_hashes(py::module_& module) {
             return to_numpy(hashes.values(view_row_ids(row_ids)));
           },
           py::arg("row_ids"), "Return the hashes (n,) of rows row_ids (n) int64; 0: not known.")
-      .def("compare", &compare_rows<&HostRowHashes::compare>, py::arg("arrays"), py::arg("tracker"),
-           py::arg("row_ids"),
-           "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
-           "Returns (the first row that differs, or -1; rows compared; clean rows whose hash is "
-           "not\n"
-           "known).")
+      .def(
+          "compare",
+          [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
+             const ArrayLike& row_ids) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            const RowIds ids = view_row_ids(row_ids);
+            py::gil_scoped_release release;
+            return to_tuple(hashes.compare(views, tracker, ids));
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("row_ids"),
+          "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
+          "Returns (the first row that differs, or -1; rows compared; clean rows whose hash is "
+          "not\n"
+          "known).")
       .def(
           "compare_range",
           [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker, int64_t begin,
@@ -76,11 +94,12 @@ void register_host_hashes(py::module_& module) {
             return to_tuple(hashes.compare_range(views, tracker, {begin, end}));
           },
           py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
-          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.")
-      .def("compare_changing", &compare_rows<&HostRowHashes::compare_changing>, py::arg("arrays"),
-           py::arg("tracker"), py::arg("row_ids"),
-           "Compare those clean rows of row_ids (n) int64, perhaps repeated, that are about to\n"
-           "change, as compare does, and forget their hashes.");
+          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.");
+  module.def("compare_changing", &compare_changing_rows, py::arg("hashes"), py::arg("arrays"),
+             py::arg("trackers"), py::arg("row_ids"), py::arg("pool") = nullptr,
+             "Compare the clean ones of rows (n) int64 of several tables, perhaps repeated, that\n"
+             "are about to change, as HostRowHashes.compare does, and forget their hashes.\n\n"
+             "Returns what compare does, of each table.");
 }
 
 #if CPR_EXT_HAS_CUDA

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "scrub/row_hash.h"
+#include "staging/row_blocks.h"
 
 namespace cpr_ext {
 
@@ -20,6 +21,10 @@ constexpr uint64_t kStep = kHashStep;
 
 // So many rows are hashed at a time, array by array: what is the same for all is done once.
 constexpr int64_t kRowsOfABlock = 128;
+
+// Rows that are about to change are in any order: training waits for each that is not in a cache.
+constexpr int64_t kHashesAhead = 16;
+constexpr int64_t kRowsToShare = 1024;  // below it, waking a thread costs more than it saves
 
 // Of the words of a row so far: the sum of their products, and the XOR of them.
 struct RowWords {
@@ -265,8 +270,9 @@ RowComparison HostRowHashes::compare_range(const Arrays& arrays, const RowTracke
   return rows.finish();
 }
 
-RowComparison HostRowHashes::compare_changing(const Arrays& arrays, const RowTracker& tracker,
-                                              RowIds row_ids) {
+RowComparison HostRowHashes::compare_each(const ChangingRows& rows) {
+  const Arrays& arrays = rows.arrays;
+  const RowIds row_ids = rows.row_ids;
   check_arrays(arrays);
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -285,9 +291,13 @@ RowComparison HostRowHashes::compare_changing(const Arrays& arrays, const RowTra
   };
   for (int64_t i = 0; i < row_ids.size; ++i) {
     const int64_t row_id = row_ids.data[i];
+    if (i + kHashesAhead < row_ids.size) {
+      __builtin_prefetch(&hashes_[row_ids.data[i + kHashesAhead]]);
+    }
     uint16_t& hash = hashes_[row_id];
     if (hash == 0) continue;  // it was compared before, or changed
-    if (tracker.is_clean({row_id, row_id + 1})) {
+    if (rows.tracker->is_clean({row_id, row_id + 1})) {
+      for (const RowArray& array : arrays) prefetch_row(array.row(row_id), array.row_bytes);
       ids[size] = row_id;
       known[size++] = hash;
     }
@@ -295,6 +305,21 @@ RowComparison HostRowHashes::compare_changing(const Arrays& arrays, const RowTra
     if (size == kRowsOfABlock) compare();
   }
   compare();
+  return found;
+}
+
+std::vector<RowComparison> compare_changing(const std::vector<ChangingRows>& tables,
+                                            ThreadPool* pool) {
+  std::vector<RowComparison> found(tables.size());
+  int64_t num_rows = 0;
+  for (const ChangingRows& each : tables) num_rows += each.row_ids.size;
+  const auto compare = [&](int64_t i) { found[i] = tables[i].hashes->compare_each(tables[i]); };
+  const auto num_tables = static_cast<int64_t>(tables.size());
+  if (pool == nullptr || num_rows < kRowsToShare) {
+    for (int64_t i = 0; i < num_tables; ++i) compare(i);
+  } else {
+    pool->parallel_for(num_tables, compare);
+  }
   return found;
 }
 

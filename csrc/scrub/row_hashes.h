@@ -65,6 +65,16 @@ class RowHashes {
   int64_t num_rows_;
 };
 
+class HostRowHashes;
+
+// Rows of a table that are about to change, in any order, some repeated.
+struct ChangingRows {
+  HostRowHashes* hashes;
+  RowHashes::Arrays arrays;
+  const RowTracker* tracker;
+  RowIds row_ids;
+};
+
 class HostRowHashes final : public RowHashes {
  public:
   HostRowHashes(std::string name, int64_t num_rows);
@@ -75,15 +85,14 @@ class HostRowHashes final : public RowHashes {
   // Compares the rows that `tracker` calls clean; stops at the first that differs.
   RowComparison compare(const Arrays& arrays, const RowTracker& tracker, RowIds row_ids);
   RowComparison compare_range(const Arrays& arrays, const RowTracker& tracker, RowRange range);
-  // Compares those of rows that are about to change, in any order, some repeated; their hashes are
-  // not known any more.
-  RowComparison compare_changing(const Arrays& arrays, const RowTracker& tracker, RowIds row_ids);
-
   std::vector<uint16_t> values(RowIds row_ids) const;  // 0 where it is not known
 
  private:
   class ComparedRows;
+  friend std::vector<RowComparison> compare_changing(const std::vector<ChangingRows>& tables,
+                                                     ThreadPool* pool);
 
+  RowComparison compare_each(const ChangingRows& rows);
   void hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) override;
   void hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) override;
   std::vector<uint16_t> copy_range(RowRange range) const override;
@@ -91,5 +100,10 @@ class HostRowHashes final : public RowHashes {
   mutable std::mutex mutex_;
   HugeZeros<uint16_t> hashes_;  // guarded by mutex_; 0: not known
 };
+
+// Compares those that the tables' trackers call clean; their hashes are not known any more. Returns
+// what was found of each table.
+std::vector<RowComparison> compare_changing(const std::vector<ChangingRows>& tables,
+                                            ThreadPool* pool);
 
 }  // namespace cpr_ext

@@ -1,6 +1,7 @@
 #include "tracking/access_counter.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "selection/top_rows.h"
@@ -12,28 +13,27 @@ namespace {
 constexpr uint32_t kHighestCount = std::numeric_limits<uint32_t>::max();
 
 constexpr int kGroupShift = 6;  // rows of a group: those of one cache line, four times
-constexpr int kWordShift = 12;  // rows of a word of groups
+constexpr int kWordShift = 9;   // rows of eight groups, whose marks are read at once
 
 // One add to memory per lookup: a third faster than the saturating loop, most of all on skewed
 // lookups, where each count waits for the last one of its row. Prefetching ahead was measured to
 // gain nothing: the adds are independent enough to overlap their misses.
 template <class Index>
-void count_indices(uint32_t* counts, uint64_t* touched, const Index* indices, int64_t num_indices) {
+void count_indices(uint32_t* counts, uint8_t* touched, const Index* indices, int64_t num_indices) {
   for (int64_t i = 0; i < num_indices; ++i) {
     const auto row_id = static_cast<uint64_t>(indices[i]);
-    ++counts[row_id];
-    touched[row_id >> kWordShift] |= uint64_t{1} << ((row_id >> kGroupShift) & 63);
+    if (counts[row_id]++ == 0) touched[row_id >> kGroupShift] = 1;
   }
 }
 
 template <class Index>
-void count_saturating(uint32_t* counts, uint64_t* touched, const Index* indices,
+void count_saturating(uint32_t* counts, uint8_t* touched, const Index* indices,
                       int64_t num_indices) {
   for (int64_t i = 0; i < num_indices; ++i) {
     const auto row_id = static_cast<uint64_t>(indices[i]);
     const uint32_t count = counts[row_id];
     counts[row_id] = count + (count != kHighestCount);
-    touched[row_id >> kWordShift] |= uint64_t{1} << ((row_id >> kGroupShift) & 63);
+    if (count == 0) touched[row_id >> kGroupShift] = 1;
   }
 }
 
@@ -54,11 +54,10 @@ RowIdVector best_of(RowIdVector row_ids, const uint32_t* counts, int64_t k) {
 AccessCounter::AccessCounter(std::string name, int64_t num_rows)
     : RowTracker(std::move(name), num_rows),
       counts_(static_cast<size_t>(num_rows)),
-      touched_(static_cast<size_t>((num_rows - 1) >> kWordShift) + 1) {}
+      touched_((static_cast<size_t>((num_rows - 1) >> kWordShift) + 1) * sizeof(uint64_t)) {}
 
 int64_t AccessCounter::memory_bytes() const {
-  return static_cast<int64_t>(counts_.size() * sizeof(uint32_t) +
-                              touched_.size() * sizeof(uint64_t));
+  return static_cast<int64_t>(counts_.size() * sizeof(uint32_t) + touched_.size());
 }
 
 void AccessCounter::observe(const Lookup& lookup) {
@@ -73,6 +72,13 @@ void AccessCounter::observe(const Lookup& lookup) {
   });
 }
 
+// The marks of eight groups, a byte of 0 or 1 each, the first one lowest.
+uint64_t AccessCounter::marks_of(int64_t word) const {
+  uint64_t marks;
+  std::memcpy(&marks, &touched_[word * sizeof(marks)], sizeof(marks));
+  return marks;
+}
+
 // Calls body(begin, end) for the rows of each group that may have dirty ones, cut to the range, in
 // ascending order, while it returns true. `any` of the group's counts says whether it has some.
 template <class Body>
@@ -80,14 +86,15 @@ void AccessCounter::visit_groups(RowRange range, const Body& body) const {
   if (range.size() == 0) return;
   const int64_t last_word = (range.end - 1) >> kWordShift;
   for (int64_t word = range.begin >> kWordShift; word <= last_word; ++word) {
-    for (uint64_t bits = touched_[word]; bits != 0; bits &= bits - 1) {
-      const int64_t first = (word << kWordShift) + (int64_t{__builtin_ctzll(bits)} << kGroupShift);
+    for (uint64_t marks = marks_of(word); marks != 0; marks &= marks - 1) {
+      const int64_t group = (word << 3) + __builtin_ctzll(marks) / 8;
+      const int64_t first = group << kGroupShift;
       const int64_t stop = std::min(num_rows(), first + (int64_t{1} << kGroupShift));
       if (stop <= range.begin || first >= range.end) continue;
       uint32_t any = 0;
       for (int64_t row_id = first; row_id < stop; ++row_id) any |= counts_[row_id];
       if (any == 0) {
-        touched_[word] &= ~(bits & -bits);
+        touched_[group] = 0;
       } else if (!body(std::max(first, range.begin), std::min(stop, range.end))) {
         return;
       }
@@ -99,7 +106,7 @@ void AccessCounter::visit_groups(RowRange range, const Body& body) const {
 bool AccessCounter::has_few_groups(RowRange range) const {
   int64_t num_groups = 0;
   for (int64_t row_id = range.begin; row_id < range.end; row_id += int64_t{1} << kWordShift) {
-    num_groups += __builtin_popcountll(touched_[row_id >> kWordShift]);
+    num_groups += __builtin_popcountll(marks_of(row_id >> kWordShift));
   }
   return num_groups << kGroupShift <= range.size() / 4;
 }
@@ -125,6 +132,7 @@ int64_t AccessCounter::sum_counts(RowRange range) const {
 }
 
 bool AccessCounter::has_no_dirty(RowRange range) const {
+  if (range.size() == 1) return counts_[range.begin] == 0;
   bool is_clean = true;
   visit_groups(range, [&](int64_t begin, int64_t end) {
     for (int64_t row_id = begin; row_id < end; ++row_id) is_clean &= counts_[row_id] == 0;
@@ -168,7 +176,7 @@ void AccessCounter::forget_clean_groups(const RowIdVector& row_ids) {
     const int64_t stop = std::min(num_rows(), first + (int64_t{1} << kGroupShift));
     uint32_t any = 0;
     for (int64_t row = first; row < stop; ++row) any |= counts_[row];
-    if (any == 0) touched_[row_id >> kWordShift] &= ~(uint64_t{1} << (group & 63));
+    if (any == 0) touched_[group] = 0;
   }
 }
 
@@ -206,7 +214,7 @@ void AccessCounter::restore(const TakenRows& taken) {
   for (size_t i = 0; i < taken.row_ids.size(); ++i) {
     const int64_t row_id = taken.row_ids[i];
     uint32_t& count = counts_[row_id];
-    touched_[row_id >> kWordShift] |= uint64_t{1} << ((row_id >> kGroupShift) & 63);
+    touched_[row_id >> kGroupShift] = 1;
     count += std::min(taken.counts[i], kHighestCount - count);
     headroom_ = std::min<int64_t>(headroom_, kHighestCount - count);
   }

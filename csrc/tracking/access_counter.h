@@ -11,8 +11,8 @@
 namespace cpr_ext {
 
 // Invariant: a row is dirty exactly if its count is above zero. Counts saturate at 2^32 - 1.
-// Where few rows are dirty, they are found without reading all counts: a bit says that a group of
-// 64 rows may have some.
+// Where few rows are dirty, they are found without reading all counts: a mark says that a group
+// of 64 rows may have some.
 class AccessCounter final : public RowTracker {
  public:
   AccessCounter(std::string name, int64_t num_rows);
@@ -35,14 +35,15 @@ class AccessCounter final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
+  uint64_t marks_of(int64_t word) const;
   template <class Body>
   void visit_groups(RowRange range, const Body& body) const;
   bool has_few_groups(RowRange range) const;
   void forget_clean_groups(const RowIdVector& row_ids);
 
   HugeZeros<uint32_t> counts_;
-  // (num_rows / 4096) bits of groups: unset, no row is dirty.
-  mutable std::vector<uint64_t> touched_;
+  // A byte for each group, to whole words: 0, no row is dirty.
+  mutable std::vector<uint8_t> touched_;
   int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
 

@@ -25,6 +25,10 @@ def make(arrays, *, dirty=()):
     return hashes, tracker
 
 
+def compare_changing(hashes, arrays, tracker, row_ids):
+    return native.compare_changing([hashes], [arrays], [tracker], [row_ids])[0]
+
+
 def test_every_single_bit_of_every_row_is_found():
     arrays = make_arrays()
     hashes, tracker = make(arrays)
@@ -98,13 +102,13 @@ def test_rows_that_are_about_to_change_are_compared_once(row_ids, dirty, changed
     hashes, tracker = make(arrays, dirty=sorted(dirty))
     arrays[1][sorted(changed)] ^= 1
     ids = np.array(row_ids, dtype=np.int64)
-    row, num_compared, _ = hashes.compare_changing(arrays, tracker, ids)
+    row, num_compared, _ = compare_changing(hashes, arrays, tracker, ids)
     compared = [row_id for row_id in dict.fromkeys(row_ids) if row_id not in dirty]
     assert row == next((row_id for row_id in compared if row_id in changed), -1)
     assert num_compared == len(compared)
     known = hashes.range_values(0, ROWS) != 0
     assert {row_id for row_id in range(ROWS) if not known[row_id]} == set(row_ids)
-    assert hashes.compare_changing(arrays, tracker, ids) == (-1, 0, 0)
+    assert compare_changing(hashes, arrays, tracker, ids) == (-1, 0, 0)
 
 
 def hash_of(row):
