@@ -1,4 +1,4 @@
-"""Agents of torchrun itself, as users start them, or of `cpr launch`; their workers are FateJobs."""
+"""Agents of torchrun itself, as users start them, or of `cpr launch`; workers are FateJobs."""
 
 import json
 import os

@@ -210,7 +210,7 @@ def make_source(settings):
 
 
 class DlrmJob(Job):
-    """Rows are sharded over workers. ``options``: ``device``, that tables are on an emulated GPU."""
+    """Rows are sharded over workers. ``options``: ``device``: tables are on an emulated GPU."""
 
     def __init__(self, settings, rank, life):
         super().__init__(settings, rank, life)

@@ -1,10 +1,15 @@
 """A job that loses workers, beside the same job that loses none."""
 
+import os
+import random
+import signal
+import time
+
 import pytest
 
 from cpr_ext.distributed import worker_directory
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.distributed.cluster import PATIENT, Cluster
+from python_tests.distributed.cluster import PATIENT, WAIT_SECONDS, Cluster
 
 SHAPES = {"three": (3, 3), "mirror": (2, 2), "two mirrors": (4, 2), "four": (4, 4)}
 STEPS = 10
@@ -69,3 +74,34 @@ def require_nothing_lost(cluster, expected, lost=None):
         assert set(told["samples_lost"]) == {0}
         assert recovery == "full" or set(told["bytes_read"]) == {0}
     assert lost in (None, cluster.lost()[-1])
+
+
+def kill_at_random(cluster, expected, kills):
+    """Some kills hit a replacement before, while or after it recovers."""
+    chance, steps = random.Random(), cluster.settings.num_steps
+    cluster.start()
+    victim, killed = None, []
+    for moment in sorted(chance.sample(range(1, steps - 5), kills)):
+        cluster.wait_until(lambda moment=moment: cluster.newest_step() >= moment, WAIT_SECONDS)
+        if victim is None or is_back(cluster, victim) or chance.random() < 0.5:
+            if victim is not None:
+                cluster.wait_until(lambda rank=victim: is_back(cluster, rank), WAIT_SECONDS)
+            victim = chance.choice(cluster.ranks)
+        time.sleep(0.2 * chance.random())
+        if cluster.exit_code(victim, 0) is None:
+            os.kill(cluster.pids[victim], signal.SIGKILL)
+            if cluster.exit_code(victim) == -signal.SIGKILL:
+                killed.append(victim)
+                cluster.start(victim)
+    cluster.finish(WAIT_SECONDS)
+    require_states(cluster, expected, killed)
+    told = {recovery["recovery"] for recovery in cluster.recoveries()[1:]}
+    assert told <= {cluster.settings.recovery}
+    print(f"{len(killed)} kills, {cluster.lost()[1:]}, {len(cluster.states())} states compared")
+
+
+def is_back(cluster, rank):
+    """This process has recovered, and its group is protected; or the job was finished."""
+    events = [e for e in cluster.events(rank) if e["pid"] == cluster.pids[rank]]
+    kinds = ("ended",) if cluster.settings.recovery == "exact" else ("ended", "recovered")
+    return any(e["event"] in kinds or e.get("protected") for e in events)

@@ -81,7 +81,7 @@ def test_workers_with_tables_on_a_device_go_on_whoever_is_killed(make_cluster):
 
 
 def test_workers_that_die_while_they_save_meet_or_recover_come_back(make_cluster):
-    """One dies as soon as all have met: the others need not wait until connecting takes too long."""
+    """One dies as soon as all have met: nobody waits until connecting takes too long."""
     deaths = {1: [["saving", 15], ["joining", 0]], 2: [["reduced", 25], ["recovering", 0]]}
     cluster = make_cluster(num_steps=60, step_seconds=0.01, deaths=deaths)
     cluster.run()

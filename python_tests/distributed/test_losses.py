@@ -1,20 +1,8 @@
 """Losses, by job, recovery, who and when: what is lost, and what every step's bits are then."""
 
-import os
-import random
-import signal
-import time
-
 import pytest
 
-from python_tests.distributed.cluster import WAIT_SECONDS
-from python_tests.distributed.losses import (
-    STEPS,
-    long,
-    mlp,
-    require_nothing_lost,
-    require_states,
-)
+from python_tests.distributed.losses import kill_at_random, long, mlp, require_nothing_lost
 from python_tests.distributed.mlp_job import ROWS, SAMPLES
 
 FULL = {"recovery": "full"}
@@ -61,7 +49,9 @@ LATE = ["before the delta", 5, [0, 6], [2, 6], [3, 5]]
         ("mirror", {"rebuild_rate": 1}, {1: [["reduced", 3]]}, [1]),
         long("three", {"rebuild_rate": 1}, {1: [["optimizer", 3], ["reduced", 5]]}, [1]),
         long("four", {"rebuild_rate": 1}, {1: [["reduced", 3], ["before the delta", 5]]}, [1]),
-        long("two mirrors", {"rebuild_rate": 1}, {1: [["reduced", 3]], 2: [["reduced", 5]]}, [1, 2]),
+        long(
+            "two mirrors", {"rebuild_rate": 1}, {1: [["reduced", 3]], 2: [["reduced", 5]]}, [1, 2]
+        ),
         # Ids are evicted from the fifth step on.
         ("mirror", {"keyed": True}, {1: [["optimizer", 8]]}, [1]),
         ("three", {"keyed": True}, {1: [["before the acknowledgement", 9], ["decode", 0]]}, [1]),
@@ -140,10 +130,10 @@ UNSEEN = "worker 0: rows changed outside their optimizer unseen: table"
             )
             for shape, mark in (("mirror", pytest.param), ("three", long), ("four", long))
         ),
-        ("mirror", {"faults": {"0": "rows change unseen"}}, {1: [["reduced", 5]]}, UNSEEN, [1], [1]),
-        (
-            "two mirrors", {"faults": {"0": "rows change unseen"}}, {1: [["reduced", 5]]},
-            UNSEEN, [1], [],
+        *(
+            (shape, {"faults": {"0": "rows change unseen"}}, {1: [["reduced", 5]]},
+             UNSEEN, [1], reads)
+            for shape, reads in (("mirror", [1]), ("two mirrors", []))
         ),
         long(
             "mirror", {"faults": {"0": "parity is damaged"}}, {1: [["reduced", 5]]},
@@ -237,32 +227,5 @@ def test_a_row_that_is_written_by_hand_is_reported_at_once_and_encoded_again(
 def test_kills_at_random_moments_cost_nothing(
     make_cluster, untouched, shape, options, steps, kills
 ):
-    """Some kill a replacement before, while or after it recovers."""
-    chance, settings = random.Random(), mlp(shape, num_steps=steps, **options)
-    expected = untouched(settings)
-    cluster = make_cluster(**settings)
-    cluster.start()
-    victim, killed = None, []
-    for moment in sorted(chance.sample(range(1, steps - 5), kills)):
-        cluster.wait_until(lambda moment=moment: cluster.newest_step() >= moment, WAIT_SECONDS)
-        if victim is None or is_back(cluster, victim) or chance.random() < 0.5:
-            if victim is not None:
-                cluster.wait_until(lambda rank=victim: is_back(cluster, rank), WAIT_SECONDS)
-            victim = chance.choice(cluster.ranks)
-        time.sleep(0.2 * chance.random())
-        if cluster.exit_code(victim, 0) is None:
-            os.kill(cluster.pids[victim], signal.SIGKILL)
-            if cluster.exit_code(victim) == -signal.SIGKILL:
-                killed.append(victim)
-                cluster.start(victim)
-    cluster.finish(WAIT_SECONDS)
-    require_states(cluster, expected, killed)
-    assert {told["recovery"] for told in cluster.recoveries()[1:]} <= {settings["recovery"]}
-    print(f"{len(killed)} kills, {cluster.lost()[1:]}, {len(cluster.states())} states compared")
-
-
-def is_back(cluster, rank):
-    """This process has recovered, and its group is protected; or the job was finished."""
-    events = [e for e in cluster.events(rank) if e["pid"] == cluster.pids[rank]]
-    kinds = ("ended",) if cluster.settings.recovery == "exact" else ("ended", "recovered")
-    return any(e["event"] in kinds or e.get("protected") for e in events)
+    settings = mlp(shape, num_steps=steps, **options)
+    kill_at_random(make_cluster(**settings), untouched(settings), kills)

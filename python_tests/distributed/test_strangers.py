@@ -139,7 +139,9 @@ def pester(places):
 
 
 def look_for_the_secret(kinds, seen):
-    files = [Path(f"/proc/{pid}/{name}") for pid in kinds.values() for name in ("cmdline", "environ")]
+    files = [
+        Path(f"/proc/{pid}/{name}") for pid in kinds.values() for name in ("cmdline", "environ")
+    ]
     seen.texts = [path.read_text() for path in files]
     environ = Path(f"/proc/{kinds['worker 0']}/environ").read_text()
     path = Path(re.search(r"CPR_JOB_SECRET_FILE=([^\0]*)", environ)[1])

@@ -123,5 +123,8 @@ def test_what_workers_share_is_compared_and_named_and_nothing_else(tmp_path):
         ):  # fmt: skip
             change()
             named.append(name)
-            found = [each.partition(" (workers")[0] for each in differences([before, facts(buffers=True)])]
+            found = [
+                each.partition(" (workers")[0]
+                for each in differences([before, facts(buffers=True)])
+            ]
             assert sorted(found) == sorted([*named, *(["samples"] if name == "step" else [])])

@@ -87,8 +87,9 @@ def test_other_sockets_descriptors_and_locks_of_files_stay_as_they_were(tmp_path
             close_connections([addresses])
             assert set(Path("/dev/fd").iterdir()) <= before
             assert os.get_blocking(other.fileno())
-            code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-            tried = subprocess.run([sys.executable, "-c", code, file.name], capture_output=True)
+            code = "from fcntl import *; lockf(open({!r}, 'w'), LOCK_EX | LOCK_NB)"
+            command = [sys.executable, "-c", code.format(file.name)]
+            tried = subprocess.run(command, capture_output=True)
             assert b"BlockingIOError" in tried.stderr
     finally:
         socket.setdefaulttimeout(None)

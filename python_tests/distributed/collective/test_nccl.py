@@ -1,6 +1,7 @@
 """NCCL behind the group that is formed again, as far as a torch without it shows that."""
 
 import os
+from collections import deque
 from datetime import timedelta
 
 import pytest
@@ -20,7 +21,7 @@ class FakeNCCL(dist.ProcessGroupGloo):
     class Options:
         _timeout = None
 
-    made = []
+    made = deque()
 
     def __init__(self, store, rank, world_size, options):
         gloo = dist.ProcessGroupGloo._Options()

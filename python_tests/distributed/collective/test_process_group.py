@@ -151,8 +151,7 @@ def data_parallel(rank, group, meet):
     if rank == 2:
         os.kill(os.getpid(), 9)
     with pytest.raises(RuntimeError):
-        for _ in range(100):
-            step(model, rank)
+        [step(model, rank) for _ in range(100)]
     assert group.has_lost_peer()
     group.abort()
     assert not group.has_lost_peer()

@@ -81,7 +81,9 @@ KEYED = Table("items", torch.nn.Parameter(torch.zeros(1000, 8)), keys=torch.full
         (KEYED, 2, False, 1000 * (32 + 8) + 5 * 1000 + 1000 * 8),
     ],
 )
-def test_a_machine_without_the_memory_is_refused(monkeypatch, tmp_path, table, size, on_gpu, needed):
+def test_a_machine_without_the_memory_is_refused(
+    monkeypatch, tmp_path, table, size, on_gpu, needed
+):
     assert refusals.free_bytes() > 0
     if on_gpu:
         monkeypatch.setattr(refusals, "device_of", lambda tensor: 0)

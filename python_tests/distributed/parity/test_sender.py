@@ -149,8 +149,7 @@ def test_numbers_and_words_of_members_reach_all(size):
     for source, count in ((0, 5), (size - 1, 1), (0, 0)):
         words = [torch.full((count,), 10 * rank) for rank in range(size)]
         together(
-            *(lambda n=n: exchange.broadcast_words(groups[n], source, words[n])
-              for n in range(size))
+            *(partial(exchange.broadcast_words, groups[n], source, words[n]) for n in range(size))
         )  # fmt: skip
         assert all(torch.equal(some, torch.full((count,), 10 * source)) for some in words)
 

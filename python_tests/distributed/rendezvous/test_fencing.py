@@ -281,6 +281,6 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_found(monkeypatch, mistake):
     monkeypatch.setattr(meeting_module.Meeting, *MISTAKES[mistake])
+    cases = ((1, 0, 1, 1), (1, 1, 1), (0, 1, 1, 1), (0, 1, 1, 0, 1), (0, 0, 1, 0, 0, 1))
     with pytest.raises(FaultError):
-        for limits in ((1, 0, 1, 1), (1, 1, 1), (0, 1, 1, 1), (0, 1, 1, 0, 1), (0, 0, 1, 0, 0, 1)):
-            explore(*limits)
+        [explore(*limits) for limits in cases]
