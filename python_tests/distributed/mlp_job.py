@@ -2,9 +2,9 @@
 
 ``layers`` of the MLPs and ``variants`` by name; ``draws``: each worker draws numbers of its own,
 and a schedule of the learning rate is extra state; ``keyed``: rows are slots, half the ids of each
-step are new and evict others; ``total``: so many rows of one table, cut into as many parts as there are
-workers; ``shared``: a replicated table too; ``optimizer`` of the rows; ``device``: rows are on an
-emulated GPU; ``spoil``: [what, rank, step]; ``faults``: rank -> a point of FAULTS, which kills
+step are new and evict others; ``total``: so many rows of one table, cut into a part per worker;
+``shared``: a replicated table too; ``optimizer`` of the rows; ``device``: rows are on an emulated
+GPU; ``spoil``: [what, rank, step]; ``faults``: rank -> a point of FAULTS, which kills
 nobody. Moments of death: those of a Job, "forward", "backward", "optimizer", and those of POINTS.
 """
 

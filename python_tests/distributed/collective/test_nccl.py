@@ -1,7 +1,6 @@
 """NCCL behind the group that is formed again, as far as a torch without it shows that."""
 
 import os
-from collections import deque
 from datetime import timedelta
 
 import pytest
@@ -15,13 +14,14 @@ from cpr_ext.errors import UsageError
 VARIABLES = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
+MADE = []
+
+
 class FakeNCCL(dist.ProcessGroupGloo):
     """Gloo in NCCL's place; what was made."""
 
     class Options:
         _timeout = None
-
-    made = deque()
 
     def __init__(self, store, rank, world_size, options):
         gloo = dist.ProcessGroupGloo._Options()
@@ -29,14 +29,14 @@ class FakeNCCL(dist.ProcessGroupGloo):
         gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         super().__init__(store, rank, world_size, gloo)
         assert {name: os.environ.get(name) for name in VARIABLES} == VARIABLES
-        self.made.append((self, store, options._timeout))
+        MADE.append((self, store, options._timeout))
 
 
 @pytest.fixture
 def group(monkeypatch):
     for name in VARIABLES:
         monkeypatch.setenv(name, "of before")
-    FakeNCCL.made.clear()
+    MADE.clear()
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
     yield init_group(0, 1, nccl=True)
     dist.destroy_process_group()
@@ -47,14 +47,14 @@ def test_every_round_has_a_communicator_of_its_own_which_ends_with_it(group):
     for number in range(2):
         group.configure(Round(HashStore(), time_out, "127.0.0.1"))
         inner = group.connect()
-        assert len(FakeNCCL.made) == number + 1
-        nccl, _, given = FakeNCCL.made[-1]
+        assert len(MADE) == number + 1
+        nccl, _, given = MADE[-1]
         assert given == time_out
         assert inner._get_backend(torch.device("cuda")) is nccl
         assert inner._get_backend(torch.device("cpu")) is not nccl
         group.allreduce([torch.ones(1)]).wait()
         group.abort()
-    assert FakeNCCL.made[0][1] is not FakeNCCL.made[1][1]
+    assert MADE[0][1] is not MADE[1][1]
     assert dist.new_group([0]).uses_nccl
 
 

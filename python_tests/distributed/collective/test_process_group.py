@@ -54,8 +54,9 @@ def members(nursery, tmp_path):
 
 def serve(port):
     """Host the store of rounds until killed."""
-    TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
     signal.pause()
+    del store
 
 
 def run_member(scenario, rank, folder, port, host):
