@@ -201,7 +201,7 @@ def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
     job.train_to(state + 2)
     assert job.members[LOST].own.missing.is_any
     state = job.replace(LOST)  # lost in turn, it is rebuilt from what it had changed
-    assert state in (3, 4)
+    assert state in (2, 3, 4)
     replacement = job.members[LOST]
     assert replacement.own.missing.is_any
     assert replacement.member.has_spoiled_rows
@@ -243,8 +243,8 @@ def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(make_
     assert replacement.handle.state == "requested"  # in a step, it waits for all rows
     replacement.checkpointer.save("base")
     assert not replacement.own.missing.is_any
-    assert replacement.handle.wait_until_done(60)
     job.train_to(state + 4)
+    assert replacement.handle.wait_until_done(60)
     require_right(job, right, state + 4)
 
 
