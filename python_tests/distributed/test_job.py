@@ -31,8 +31,8 @@ RESUMES = "worker 1 resumes after step 7 ({} recovery, lost workers: {}, {} samp
             *("INFO", RESUMES.format("exact", "[0]", 0, ", 1 steps are trained again")),
         ),
         (
-            ("full", 7, (0,), 1, (64, 64), (0, 0), (0, 0)),
-            *("WARNING", RESUMES.format("full", "[0]", 128, "")),
+            ("full", 0, (0,), 1, (64, 64), (0, 0), (0, 0)),
+            *("WARNING", RESUMES.format("full", "[0]", 128, "").replace("step 7", "step 0")),
         ),
     ],
 )
