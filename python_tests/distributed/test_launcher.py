@@ -10,6 +10,8 @@ from python_tests.distributed.agents import LAUNCH, Started, closing, running
 
 SLEEPS = """
 import os, pathlib, sys, time
+from cpr_ext.distributed.rendezvous.standing_by import take_rank
+take_rank(60.0)
 pathlib.Path(sys.argv[1], f"runs-{os.getpid()}").touch()
 time.sleep(1000)
 """
