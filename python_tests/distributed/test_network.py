@@ -29,7 +29,8 @@ def make_job(opened, folder, num_hosts, *, collective_seconds=2.0, **settings):
     with or_skipped():
         network, nurseries = opened.enter_context(hosts(num_hosts))
     cluster = Cluster(
-        nurseries, folder, world_size=num_hosts, step_seconds=0.02, host=network.address(0),
+        nurseries, folder, world_size=num_hosts, batch_size=11 * num_hosts, step_seconds=0.02,
+        host=network.address(0),
         addresses={str(rank): network.address(rank) for rank in range(num_hosts)},
         time_outs={"collective_seconds": collective_seconds}, **settings,
     )  # fmt: skip
