@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def test_whoever_dies_is_replaced_and_no_bit_changes(tmp_path, undisturbed):
     """A worker, which its agent starts again; an agent that is asked to end; one that dies with its
     worker and the rendezvous: what an agent started serves as long as somebody is connected."""
     with closing(Agents(tmp_path, "2:4")) as job:
-        for _ in range(2):
-            job.start()
+        first = job.start()
+        host = job.wait_until(lambda: host_of(first.pid))
+        job.start()
         job.order(1, "kill")
         job.wait_until(lambda: job.lost(0) == [ALL, [1]])
         assert len({event["parent"] for event in job.events(1, "began")}) == 1
@@ -42,7 +44,6 @@ def test_whoever_dies_is_replaced_and_no_bit_changes(tmp_path, undisturbed):
         os.kill(agent, signal.SIGTERM)
         job.wait_until(lambda: job.lost(0) == [ALL, [1], [1]])
         worker, other = job.order(0, "wait")
-        [host] = {pid for pid in map(host_of, (p.pid for p in job.processes)) if pid}
         for pid in (host, other, worker):
             os.kill(pid, signal.SIGKILL)
         job.wait_until(lambda: job.lost(0)[-1] == [0])
@@ -58,8 +59,9 @@ def host_of(agent):
     """The process that hosts the rendezvous, if this agent has started it."""
     children = Path(f"/proc/{agent}/task").glob("*/children")
     for child in " ".join(path.read_text() for path in children).split():
-        if "rendezvous_host" in Path(f"/proc/{child}/cmdline").read_text():
-            return int(child)
+        with suppress(OSError):  # it has ended
+            if "rendezvous_host" in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
     return None
 
 
