@@ -67,6 +67,22 @@ def test_one_of_two_that_cannot_reach_each_other_steps_aside_and_returns():
     assert meeting.roster == ("0", "1", "2")
 
 
+def test_a_place_is_given_away_only_if_its_holder_is_gone():
+    meeting = Meeting()
+    assert meet_as_three(meeting, prefix="first-")
+    assert not meeting.take_over(2, "2", visit=9, now=0.0)  # it is connected
+    assert not meeting.take_over(2, "1", visit=9, now=0.0)  # the lock is of another process
+    meeting.leave(2, 0.0)
+    assert meeting.take_over(2, "2", visit=9, now=0.0)
+    assert not meeting.take_over(2, "2", visit=8, now=0.0)  # one at a time
+    with pytest.raises(SupersededError):
+        come(meeting, 2, "late", member="2", world_size=3, epoch=1)
+    meeting.leave(9, 0.0)
+    assert meeting.take_over(2, "2", visit=8, now=0.0)
+    assert not meet_as_three(meeting, ranks=(0, 1))
+    assert come(meeting, 2, "new", member="new", world_size=3, visit=8)
+
+
 def test_who_closes_its_connection_or_is_silent_for_longer_than_its_lease_waits_no_more():
     meeting = Meeting()
     come(meeting, 0, visit=7)
@@ -137,6 +153,10 @@ def test_who_holds_a_rank_is_named_and_who_was_replaced_is_told_so():
     assert not come(restarted, 1, "again-1b", visit=1, member="1", now=1.0, **second)
     assert come(restarted, 0, "again", visit=3, member="replacement", now=FIND_SECONDS, **second)
     assert restarted.epoch == 3
+    restarted = Meeting()
+    assert not come(restarted, 0, "again-0", visit=12, **first)  # it cannot know better yet
+    assert not come(restarted, 1, "again-1c", visit=1, member="1", **second)
+    assert restarted.missing(2, 0.0) == [0]
 
 
 def test_a_process_has_the_place_of_one_that_this_host_never_heard_of():
