@@ -1,5 +1,6 @@
-"""Agents of torchrun itself, as users start them."""
+"""Agents of torchrun itself, as users start them, or of `cpr launch`; workers are FateJobs."""
 
+import json
 import os
 import re
 import signal
@@ -7,14 +8,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from python_tests.distributed.cluster import free_port
+from python_tests.distributed.cluster import ROOT, free_port
+from python_tests.distributed.journal import Settings, journal_of
 
-ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).parent / "hosts/agent_worker.py"
 WAIT_SECONDS = 200  # far more than anything takes here; a job that hangs ends the test
+LAUNCH = [sys.executable, "-m", "cpr_ext.wings.cli", "launch"]
 
 
 def metadata(folder):
@@ -28,36 +32,39 @@ def metadata(folder):
     return info.parent
 
 
-class Agents:
-    """Of one job; its workers run ``command``."""
+def running(text):
+    """The processes whose command has this text, and that are no corpses."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            is_corpse = path.with_name("stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if text in path.read_text() and not is_corpse:
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
 
-    def __init__(self, folder, nodes, *command, nproc=1, endpoint=None, num_restarts=3):
-        self.folder = folder
+
+class Started:
+    """Processes of one job, each with a log, in a folder that its workers know."""
+
+    def __init__(self, folder, **settings):
         folder.mkdir(exist_ok=True)
-        (folder / "secret").write_text("of-the-tests-of-agents-and-no-other-job")
-        self._arguments = [
-            sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
-            f"--nproc-per-node={nproc}", f"--max-restarts={num_restarts}", "--rdzv-backend=cpr",
-            f"--rdzv-endpoint={endpoint or f'localhost:{free_port()}'}", "--rdzv-id=a-job",
-            "--monitor-interval=0.1", *map(str, command),
-        ]  # fmt: skip
+        known = {"recovery": "exact", "world_size": 2, "num_steps": 300, "step_seconds": 0.1}
+        known["job"] = ("python_tests.distributed.hosts.fate_job", "FateJob")
+        options = {"mode": "exact", "model": "plain", "hands": [], "loop": "own"}
+        self.settings = Settings(str(folder), 0, **{**known, "options": options, **settings})
+        (folder / "settings").write_text(json.dumps(asdict(self.settings)))
         path = os.pathsep.join(map(str, (metadata(folder), ROOT)))
-        self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("CPR_")},
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": path,
-            "CPR_JOB_SECRET_FILE": str(folder / "secret"),
-        }  # fmt: skip
-        self.processes = []
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("CPR_")}
+        self.environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        self.folder, self.processes = folder, []
 
-    def start(self, *, prefix=(), **conf):
-        """Start an agent; ``conf`` is for ``--rdzv-conf``."""
-        extra = [f"--rdzv-conf={','.join(f'{k}={v}' for k, v in conf.items())}"] if conf else []
-        log = self.log(len(self.processes)).open("w")
-        command = [*prefix, *self._arguments[:3], *extra, *self._arguments[3:]]
-        with log:
+    def run(self, *command):
+        with self.log(len(self.processes)).open("w") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log,
-                start_new_session=True,
+                list(map(str, command)), cwd=self.folder, env=self.environment, stdout=log,
+                stderr=log, start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
@@ -75,18 +82,29 @@ class Agents:
             time.sleep(0.02)
         return found
 
-    def waiting(self, rank):
-        """The process numbers of a worker that waits for its end, and of its agent."""
-        path = self.folder / f"waits-{rank}"
-        self.wait_until(path.exists)
-        return tuple(map(int, path.read_text().split()))
+    def events(self, rank, kind):
+        found = journal_of(self.settings, rank).read()
+        return [event for event in found if event["event"] == kind]
+
+    def lost(self, rank):
+        return [event["recovery"]["lost"] for event in self.events(rank, "recovered")]
+
+    def order(self, rank, what):
+        """Have a worker obey as its next step begins; its process number, and its agent's."""
+        before = len(self.events(rank, "obeys"))
+        order(self.folder, rank, f"begin {what}")
+        self.wait_until(lambda: len(self.events(rank, "obeys")) > before)
+        event = self.events(rank, "obeys")[-1]
+        return event["pid"], event["parent"]
 
     def agent_of(self, rank):
         """The number of the agent whose worker has this rank; None: nobody trains with it yet."""
-        path = self.folder / f"trains-{rank}"
-        parent = int(path.read_text().split()[1]) if path.exists() else None
+        began = self.events(rank, "began")
         pids = [process.pid for process in self.processes]
-        return pids.index(parent) if parent in pids else None
+        return pids.index(began[-1]["parent"]) if began else None
+
+    def hurry(self):
+        (self.folder / "hurry").touch()
 
     def codes(self):
         for process in self.processes:
@@ -94,7 +112,9 @@ class Agents:
         return [process.returncode for process in self.processes]
 
     def finals(self):
-        return [torch.load(path) for path in sorted(self.folder.glob("final-*.pt"))]
+        return [
+            torch.load(path, weights_only=False) for path in sorted(self.folder.glob("final-*.pt"))
+        ]
 
     def close(self):
         for process in self.processes:
@@ -103,10 +123,38 @@ class Agents:
             process.wait()
 
 
+def order(folder, rank, what):
+    """Have a worker do something at a point, ``POINT WHAT [SECONDS]``."""
+    new = folder / f"command-{rank}.new"
+    new.write_text(what)
+    new.replace(folder / f"command-{rank}")
+
+
+class Agents(Started):
+    """Those of torchrun, of so many nodes."""
+
+    def __init__(
+        self, folder, nodes, *, nproc=1, endpoint=None, num_restarts=3, command=(WORKER,), **known
+    ):
+        super().__init__(folder, **known)
+        (folder / "secret").write_text("of-the-tests-of-agents-and-no-other-job")
+        self.environment["CPR_JOB_SECRET_FILE"] = str(folder / "secret")
+        self._arguments = [
+            f"--nnodes={nodes}", f"--nproc-per-node={nproc}", f"--max-restarts={num_restarts}",
+            "--rdzv-backend=cpr", f"--rdzv-endpoint={endpoint or f'localhost:{free_port()}'}",
+            "--rdzv-id=a-job", "--monitor-interval=0.1", *command, folder,
+        ]  # fmt: skip
+
+    def start(self, *, prefix=(), **conf):
+        """Start an agent; ``conf`` is for ``--rdzv-conf``."""
+        extra = [f"--rdzv-conf={','.join(f'{k}={v}' for k, v in conf.items())}"] if conf else []
+        torchrun = (sys.executable, "-m", "torch.distributed.run")
+        return self.run(*prefix, *torchrun, *extra, *self._arguments)
+
+
 @contextmanager
-def agents(*arguments, **options):
-    made = Agents(*arguments, **options)
+def closing(job):
     try:
-        yield made
+        yield job
     finally:
-        made.close()
+        job.close()

@@ -7,18 +7,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from python_tests.distributed.sharded_job import Settings, journal_of
+from python_tests.distributed.journal import Settings, journal_of
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
-    "collective_seconds": 8.0,
-    "join_seconds": 60.0,
-    "heartbeat_seconds": 0.5,
+    "collective_seconds": 8.0, "join_seconds": 60.0, "heartbeat_seconds": 0.5,
     "identity_seconds": 20.0,
-}
+}  # fmt: skip
+# Nobody is taken for lost on a busy machine; a wait for the end of a time-out fails the test.
+PATIENT, WAIT_SECONDS = {"collective_seconds": 900.0, "join_seconds": 900.0}, 240
 
 
 class Nursery:
@@ -41,6 +42,12 @@ class Nursery:
         assert line, "the nursery died"
         return json.loads(line)
 
+    def end(self, pid):
+        """Kill it, if it runs still."""
+        if self.ask("wait", pid, 0) is None:
+            os.kill(pid, signal.SIGKILL)
+            self.ask("wait", pid, 10)
+
     def close(self):
         self._process.stdin.close()
         self._process.wait(60)
@@ -60,18 +67,17 @@ class Cluster:
         nurseries: of these the ranks are forked in turn; the first forks the rendezvous' host.
     """
 
+    serve = ("python_tests.distributed.meeting_place", "serve")
+
     def __init__(self, nurseries, directory, **settings):
         directory.mkdir(parents=True, exist_ok=True)
         time_outs = {**QUICK, **settings.pop("time_outs", {})}
         self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
+        self.folder, self.stores = directory, directory / self.settings.stores
+        self.ranks = range(self.settings.world_size)
         self._nurseries = nurseries
         self._nursery_of, self.pids, self._lives = {}, {}, {}
-        self._host_log = directory / "log-host"
         self.start_host(is_first=True)
-
-    @property
-    def ranks(self):
-        return range(self.settings.world_size)
 
     def start(self, *ranks, **changed):
         """Start these workers, or all; again if they were started before."""
@@ -79,7 +85,8 @@ class Cluster:
             life = self._lives[rank] = self._lives.get(rank, 0) + 1
             settings = asdict(replace(self.settings, **changed))
             nursery = self._nurseries[rank % len(self._nurseries)]
-            self.pids[rank] = self._fork(nursery, "worker", settings, rank, life)
+            command = ("call", "python_tests.distributed.job", "run_worker", settings, rank, life)
+            self.pids[rank] = self._fork(nursery, *command)
 
     def start_another(self, rank, nursery=None, **changed):
         """Start a second process of this rank and return it; the first stays in ``pids``."""
@@ -103,43 +110,33 @@ class Cluster:
         return self._nursery_of[pid].ask("wait", pid, seconds)
 
     def kill(self, *ranks, with_signal=signal.SIGKILL):
+        """Also wait for their ends, if they end by it."""
         for rank in ranks:
             os.kill(self.pids[rank], with_signal)
+        if with_signal == signal.SIGKILL:
+            for rank in ranks:
+                code = self.wait_for_exit(self.pids[rank], 30)
+                assert code == -signal.SIGKILL, f"worker {rank}: {code}\n{self.diagnosis()}"
 
     def kill_host(self, with_signal=signal.SIGKILL):
         os.kill(self._host, with_signal)
         if with_signal == signal.SIGKILL:
             self.wait_for_exit(self._host, 5)
 
-    serve = ("python_tests.distributed.meeting_place", "serve")
-
     def start_host(self, *, is_first=False):
-        self._host = self._fork(
-            self._nurseries[0],
-            *("call", *self.serve),
-            *(
-                self.settings.host,
-                self.settings.port,
-                self.settings.secret,
-                str(self._host_log),
-                is_first,
-            ),
-        )
-
-    def wait_for_death(self, *ranks, seconds=30):
-        for rank in ranks:
-            code = self.wait_for_exit(self.pids[rank], seconds)
-            assert code == -signal.SIGKILL, f"worker {rank}: {code}\n{self.diagnosis()}"
+        place, log = (self.settings.host, self.settings.port), str(self.folder / "log-host")
+        given = (*place, self.settings.secret, log, is_first)
+        self._host = self._fork(self._nurseries[0], "call", *self.serve, *given)
 
     def exit_code(self, rank, seconds=100):
         return self.wait_for_exit(self.pids[rank], seconds)
 
     def exit_codes(self, seconds=150):
         deadline = time.monotonic() + seconds
-        codes = {}
-        for rank, pid in self.pids.items():
-            codes[rank] = self.wait_for_exit(pid, max(0, deadline - time.monotonic()))
-        return codes
+        return {
+            rank: self.wait_for_exit(pid, max(0, deadline - time.monotonic()))
+            for rank, pid in self.pids.items()
+        }
 
     def finish(self, seconds=150):
         codes = self.exit_codes(seconds)
@@ -147,27 +144,82 @@ class Cluster:
         for rank in self.ranks:
             assert self.events(rank)[-1]["step"] in (self.settings.num_steps, None)
 
+    def run(self):
+        """Run to the end; start again who kills itself, as often as it is to."""
+        self.start()
+        self.restart_the_dead()
+        self.finish(WAIT_SECONDS)
+
+    def restart_the_dead(self):
+        """Until all have died that are to."""
+        planned = {rank: len(deaths) for rank, deaths in self.settings.deaths.items()}
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(planned.values()):
+            for rank in self.ranks:
+                if (code := self.exit_code(rank, 0)) is None:
+                    continue
+                is_planned = planned.get(rank, 0) > 0
+                assert (code, is_planned) == (-signal.SIGKILL, True), self.logs()
+                planned[rank] -= 1
+                self.start(rank)
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.02)
+
     def events(self, rank, kind=None):
         found = journal_of(self.settings, rank).read()
         return [event for event in found if kind in (None, event["event"])]
 
-    def recoveries(self, rank):
+    def recovered(self, rank):
         return self.events(rank, "recovered")
+
+    def recoveries(self, rank=0):
+        """What each process of this rank was told, one after the other; the first is the start."""
+        return [event["recovery"] for event in self.recovered(rank)]
+
+    def lost(self, rank=0):
+        return [recovery["lost"] for recovery in self.recoveries(rank)]
+
+    def states(self):
+        """By rank and step: rows, their state, replicas; a step that was trained again is the same.
+
+        Of a worker that lacks rows still, nothing is known.
+        """
+        found = {}
+        for rank in self.ranks:
+            for event in self.events(rank, "step"):
+                if "tables" in event:
+                    known = (event["tables"], event["replicas"])
+                    assert found.setdefault((rank, event["step"]), known) == known, event["step"]
+        return found
 
     def wait_until(self, condition, seconds=100):
         deadline = time.monotonic() + seconds
-        while not condition():
+        while not (found := condition()):
             assert time.monotonic() < deadline, self.diagnosis()
             time.sleep(0.02)
+        return found
 
     def wait_for_step(self, step, *ranks):
         """Until these workers, or all, have trained so many steps in their present lives."""
         for rank in ranks or self.ranks:
-            self.wait_until(lambda rank=rank: self.step(rank) >= step)
+            self.wait_until(lambda rank=rank: self.step(rank) >= step, WAIT_SECONDS)
+
+    def wait_for_loss(self, *ranks):
+        """Until these workers, or all, have noticed that one is lost, and wait for it."""
+        for rank in ranks or self.ranks:
+            self.wait_until(lambda rank=rank: self.events(rank)[-1]["event"] == "peer_lost")
+
+    def wait_for_recovery(self, number, *ranks):
+        """Until these workers, or all, have recovered so often; the start counts."""
+        for rank in ranks or self.ranks:
+            self.wait_until(lambda rank=rank: len(self.recovered(rank)) >= number)
 
     def step(self, rank):
         steps = [e["step"] for e in self.events(rank, "step") if e["pid"] == self.pids[rank]]
         return max(steps, default=-1)
+
+    def newest_step(self):
+        return max((e["step"] for r in self.ranks for e in self.events(r, "step")), default=0)
 
     def diagnosis(self):
         """Have each worker that still runs write where it is, and return all logs."""
@@ -178,11 +230,23 @@ class Cluster:
         return self.logs()
 
     def logs(self):
-        logs = sorted(Path(self.settings.directory).glob("log-*"))
+        logs = sorted(self.folder.glob("log-*"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
 
     def close(self):
-        for pid in self._nursery_of:
-            if self.wait_for_exit(pid, 0) is None:
-                os.kill(pid, signal.SIGKILL)
-                self.wait_for_exit(pid, 10)
+        for pid, nursery in self._nursery_of.items():
+            nursery.end(pid)
+
+
+@contextmanager
+def clusters(nursery, folder):
+    """Makes clusters, in folders by their names, and ends them."""
+    made = []
+
+    def make(name="job", **settings):
+        made.append(Cluster([nursery], folder / name, **settings))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()

@@ -1,34 +1,39 @@
-"""A worker that trains an MLP in each variant of DistributedDataParallel, beside rows of its own.
+"""A worker that trains MLPs in DistributedDataParallel beside rows of its own; all by options.
 
-``Settings.options``: ``layers`` of the MLPs, ``variants`` by name, and what goes wrong, see below.
+``layers`` of the MLPs and ``variants`` by name; ``draws``: each worker draws numbers of its own,
+and a schedule of the learning rate is extra state; ``keyed``: rows are slots, half the ids of each
+step are new and evict others; ``total``: so many rows of one table, cut into a part per worker;
+``shared``: a replicated table too; ``optimizer`` of the rows; ``device``: rows are on an emulated
+GPU; ``spoil``: [what, rank, step]; ``faults``: rank -> a point of FAULTS, which kills
+nobody. Moments of death: those of a Job, "forward", "backward", "optimizer", and those of POINTS.
 """
 
 import itertools
-import os
-import signal
+import time
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
+from cpr_ext.distributed import worker
 from cpr_ext.distributed.collective.comparison import checksum
+from cpr_ext.distributed.parity import encoding, exchange, group_codec, member, own_rows, sender
 from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
-from cpr_ext.storage.retention import Retention
-from python_tests.distributed.sharded_job import KINDS, ShardedJob, digest
+from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from python_tests.distributed.job import Job, die, emulated
+from python_tests.distributed.journal import journal_of
+from python_tests.keyed_job import SlotMap
 
 ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
-# Every snapshot holds all rows as they were after one step.
-WHOLE_STEPS = {
-    "priority": cpr_ext.AllRows(),
-    "store": cpr_ext.StoreOptions(retention=Retention(full_recovery_points=3)),
-}  # fmt: skip
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+METRICS = ("protected", "lag_steps", "bytes_sent", "rebuild_progress", "rebuilds")
+OPTIMIZERS = {
+    "adagrad": lambda rows: torch.optim.Adagrad(rows, lr=0.1),
+    "rowwise": lambda rows: RowWiseAdagrad(rows, lr=0.1),
+    "sparse adam": lambda rows: torch.optim.SparseAdam(rows, lr=0.01),
+}
 
 
 class Mlp(torch.nn.Module):
@@ -38,8 +43,7 @@ class Mlp(torch.nn.Module):
             torch.nn.Linear(*shape) for shape in itertools.pairwise(layers)
         )
         self.unused = torch.nn.Linear(3, 3)
-        self.norm = None
-        self.uses_all = True
+        self.norm, self.uses_all = None, True
         self.at = None  # called between the first layer and the others
 
     def forward(self, values):
@@ -55,18 +59,6 @@ class Mlp(torch.nn.Module):
         if self.uses_all:
             values = values + 0.0 * self.unused.weight.sum() + 0.0 * self.unused.bias.sum()
         return values
-
-
-def plain(mlp):
-    return DistributedDataParallel(mlp)
-
-
-def static_graph(mlp):
-    return DistributedDataParallel(mlp, static_graph=True)
-
-
-def views(mlp):
-    return DistributedDataParallel(mlp, gradient_as_bucket_view=True)
 
 
 def unused(mlp):
@@ -86,10 +78,6 @@ def builtin_hook(mlp):
     return ddp
 
 
-def compiled(mlp):
-    return torch.compile(DistributedDataParallel(mlp), backend="eager")
-
-
 def normed(mlp):
     """Buffers of each worker's own: batch norm's, and a counter that no snapshot has."""
     mlp.norm = torch.nn.BatchNorm1d(mlp.layers[0].out_features)
@@ -98,197 +86,278 @@ def normed(mlp):
 
 
 VARIANTS = {
-    made.__name__: made
-    for made in (plain, static_graph, views, unused, hook, builtin_hook, compiled, normed)
-} | {"accumulating": plain}
+    "plain": DistributedDataParallel, "accumulating": DistributedDataParallel,
+    "static graph": lambda mlp: DistributedDataParallel(mlp, static_graph=True),
+    "views": lambda mlp: DistributedDataParallel(mlp, gradient_as_bucket_view=True),
+    "compiled": lambda mlp: torch.compile(DistributedDataParallel(mlp), backend="eager"),
+    "unused": unused, "hook": hook, "builtin hook": builtin_hook, "normed": normed,
+}  # fmt: skip
 
 
-def frozen(mlp):
-    mlp.layers[0].requires_grad_(False)
-    return DistributedDataParallel(mlp)
+def watched(owner, name, before):
+    """Call ``before`` with the arguments of each call of a function."""
+    right = getattr(owner, name)
+
+    def call(*arguments, **named):
+        before(*arguments)
+        return right(*arguments, **named)
+
+    setattr(owner, name, call)
 
 
-# What one worker makes in place of what the others make.
-LAYOUTS = {"layout": static_graph, "unused": unused, "frozen": frozen}
+def dies_in(owner, name, number):
+    """At the call of that number, from 0."""
+    left = [number]
+
+    def count(*arguments):
+        if left[0] == 0:
+            die()
+        left[0] -= 1
+
+    watched(owner, name, count)
 
 
-class MlpJob(ShardedJob):
+def before_delta(step, *others, settings):
+    """Once workers have completed steps: [rank, step] each."""
+
+    def wait(inner, at, message):
+        if at != step:
+            return
+        for rank, wanted in others:
+            journal = journal_of(settings, rank)
+            while not any(e["event"] == "step" and e["step"] >= wanted for e in journal.read()):
+                time.sleep(0.02)
+        die()
+
+    watched(sender, "exchange", wait)
+
+
+def between_holders(step):
+    """One holder has the delta, or half of it; the others have nothing."""
+    sent = []
+
+    def count(inner, to, message):
+        if sent == [step, 1]:
+            die()
+        sent.append(1)
+
+    watched(exchange, "send_to", count)
+    watched(sender, "exchange", lambda inner, at, message: sent.__setitem__(slice(None), [at]))
+
+
+def after_step(step, change):
+    """Do something to a worker's parity once it has finished a step."""
+    right = member.ParityMember.finish_step
+
+    def finish(self, at):
+        right(self, at)
+        if at == step:
+            change(self)
+
+    member.ParityMember.finish_step = finish
+
+
+def change_unseen(number):
+    """The row of that number, by a write that PyTorch does not count."""
+
+    def change(parity):
+        parity._own.tables[0].weight.data[number] += 1.0
+
+    return change
+
+
+def write_by_hand(number):
+    def write(parity):
+        with torch.no_grad():
+            parity._own.tables[0].weight[number] = 0.0
+
+    return write
+
+
+def damage(parity):
+    """One bit in the memory of a holder."""
+    parity.wait_until_rows_may_change()
+    parity._held.words[0] ^= 1
+
+
+POINTS = {
+    "between two holders": between_holders,
+    "before the acknowledgement": lambda n: dies_in(sender, "acknowledge", n - 1),
+    "before parity is undone": lambda n: dies_in(member.HeldParity, "go_back", n),
+    "between two undone steps": lambda n: dies_in(own_rows.OwnRows, "_undo_step", n),
+    "decode": lambda n: dies_in(group_codec, "xor_over_group", n),
+    "encode": lambda n: dies_in(member.ParityMember, "encode", n),
+    "last save": lambda n: dies_in(worker, "save_trained", n),
+    "protect": lambda n: dies_in(member.ParityMember, "_start_sending", n),
+}
+FAULTS = {
+    "rows change unseen": lambda: after_step(3, change_unseen(7)),
+    "a row is written by hand": lambda: after_step(3, write_by_hand(7)),
+    "parity is damaged": lambda: after_step(4, damage),
+}
+
+
+class MlpJob(Job):
+    def __init__(self, settings, rank, life):
+        super().__init__(settings, rank, life)
+        if self.options.get("device"):
+            emulated()
+        self.draws, self.total = self.options.get("draws"), self.options.get("total")
+        if self.draws:
+            torch.manual_seed(rank)
+        self.trained = None  # the step that this process trained last, since it built the model
+        encoding._LEAST_WORDS = 100  # where it is during training, it takes several steps
+        where, *numbers = self.death
+        if where in POINTS:
+            POINTS[where](*numbers)
+        if where == "before the delta":
+            before_delta(*numbers, settings=settings)
+        if fault := self.options.get("faults", {}).get(str(rank)):
+            FAULTS[fault]()
+
     def build(self, group):
+        with torch.random.fork_rng(enabled=bool(self.draws)):
+            model = self.built(group)
+        rows = [model.rows.weight]
+        dense = [p for name, p in model.named_parameters() if not name.startswith("rows")]
+        made = OPTIMIZERS[self.options.get("optimizer", "adagrad")]
+        self.model, self.trained = model, None
+        self.optimizers = [made(rows), torch.optim.Adam(dense, lr=0.01)]
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizers[1], lambda n: 1 / (1 + n)
+        )
+        self.first_rows = None
+        if "rebuild_rate" in self.options:  # as torch.empty may
+            self.first_rows = model.rows.weight.detach().clone()
+            model.rows.weight.detach().fill_(float("nan"))
+        return model, self.optimizers
+
+    def built(self, group):
         torch.manual_seed(3)
         model = torch.nn.Module()
-        model.rows = torch.nn.Embedding(ROWS, DIM, sparse=True)
-        for name in self.settings.options["variants"]:
-            make = LAYOUTS.get(self.spoiled_by(), VARIANTS[name])
-            setattr(model, name, make(Mlp(self.settings.options["layers"])))
-        self.model = model
-        rows = list(model.rows.parameters())
-        dense = [p for name, p in model.named_parameters() if not name.startswith("rows")]
-        return model, [torch.optim.Adagrad(rows, lr=0.1), torch.optim.Adam(dense, lr=0.01)]
+        self.num_rows = self.total // group.size() if self.total else ROWS
+        model.rows = torch.nn.Embedding(self.num_rows, DIM, sparse=True)
+        for name in self.options.get("variants", ["plain"]):
+            make = VARIANTS["static graph" if self.is_spoiled("layout") else name]
+            setattr(model, name, make(Mlp(self.options.get("layers", (DIM, 12, 1)))))
+        if self.options.get("shared"):
+            model.shared = DistributedDataParallel(torch.nn.EmbeddingBag(ROWS, DIM))
+        if self.options.get("keyed"):
+            self.map = SlotMap(ROWS)
+        return model
+
+    def initialize(self, model):
+        """Undo what ``build`` did to rows that nothing else gives their values."""
+        if self.first_rows is not None:
+            with torch.no_grad():
+                model.rows.weight.copy_(self.first_rows)
+            self.journal.write("initialized")
+
+    @property
+    def make_checkpointer(self):
+        return None if self.options.get("shared") else self.checkpointer_of
+
+    def checkpointer_of(self, model, optimizers, directory):
+        begin = self.num_rows * self.rank - (2 if self.is_spoiled("plan") else 0)
+        total = self.num_rows * self.settings.world_size
+        part = TablePart("rows", (begin, begin + self.num_rows), (0, DIM), total, DIM)
+        keys = None
+        if self.options.get("keyed"):
+            scores = {"used": self.map.used}
+            keys = cpr_ext.SlotKeys(self.map.key, scores, on_restored=self.map.rebuild)
+        weight = model.rows.weight
+        table = Table(part.name, weight, optimizers[0], [model.rows], part=part, keys=keys)
+        options = {"state": {"scheduler": lambda: self.scheduler.state_dict()}}
+        return self.watched(
+            *(cpr_ext.Checkpointer, model, optimizers, directory),
+            tables=[table],
+            **(options if self.draws else {}),
+        )
 
     def train_step(self, job, step):
-        if self.settings.options.get("waits"):
-            job.checkpointer.wait()
-        where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
-        if where == "saving":  # a snapshot is of a whole step, so it is taken between two
-            job.checkpointer.save("base")
-            die()
-        if where == "committing":
-            die_at_the_next_rename()
-            job.checkpointer.save("base")
-            job.checkpointer.wait()
+        if self.draws and step != (0 if self.trained is None else self.trained + 1):
+            self.scheduler.load_state_dict(job.state["scheduler"])
+        self.between_steps(job, step)
         generator = torch.Generator().manual_seed(1000 * step + job.rank)
         indices = self.draw_indices(job, generator)
         labels = torch.randn(SAMPLES, 1, generator=generator)
         for optimizer in job.optimizers:
             optimizer.zero_grad()
-        for name in self.settings.options["variants"]:
-            self.backward(name, job.model, indices, labels, where)
-        if where == "reduced":
-            die()
+        for name in self.options.get("variants", ["plain"]):
+            self.backward(name, job.model, indices, labels, step)
+        if self.options.get("shared"):
+            job.model.shared(indices.unsqueeze(1)).square().mean().backward()
+        self.die_if("reduced", step)
         job.optimizers[0].step()
-        if where == "optimizer":
-            die()
+        self.die_if("optimizer", step)
         job.optimizers[1].step()
-        self.spoil(job, step)
-        if self.settings.whole_steps:  # before a snapshot may have it
-            self.journal.write("trained", step=step + 1, tables=digest(self.job_tables))
+        if self.options.get("spoil") == ["bit", job.rank, step]:
+            job.model.plain.module.layers[0].weight.data.view(torch.int32)[2, 1] ^= 1
+        if self.draws:
+            self.scheduler.step()
+        self.trained = step
+        time.sleep(self.settings.step_seconds)
         return SAMPLES * job.world_size
 
-    def backward(self, name, model, indices, labels, where):
+    def backward(self, name, model, indices, labels, step):
         ddp = getattr(model, name)
         mlp = next(module for module in ddp.modules() if isinstance(module, Mlp))
-        if where == "forward":
+        if self.death == ["forward", step]:
             mlp.at = lambda values: die()
-        if where == "backward":  # the last layers' gradients are on their way then
+        if self.death == ["backward", step]:  # the last layers' gradients are on their way then
             mlp.at = lambda values: values.register_hook(lambda gradient: die())
+
+        def train():
+            values = model.rows(indices)
+            values = values * torch.rand(SAMPLES, DIM) if self.draws else values
+            ((ddp(values) - labels) ** 2).mean().backward()
+
         if name == "accumulating":
             with ddp.no_sync():
-                loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
-        loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
-
-    def inputs_of(self, model, indices):
-        return model.rows(indices)
+                train()
+        train()
 
     def draw_indices(self, job, generator):
-        return torch.randint(ROWS, (SAMPLES,), generator=generator)
+        if not self.options.get("keyed"):
+            return torch.randint(self.num_rows, (SAMPLES,), generator=generator)
+        hot = torch.randint(12, (SAMPLES // 2,), generator=generator)
+        fresh = torch.randint(10**12, 2**62, (SAMPLES // 2,), generator=generator)
+        slots, new = self.map([*hot.tolist(), *fresh.tolist()])
+        weight = job.model.rows.weight
+        with job.checkpointer.writing_rows(self.job_tables[0].name, new), torch.no_grad():
+            weight[new] = 0.1
+            self.optimizers[0].state[weight]["sum"][new] = 0.0
+        return slots
 
-    def slot_keys(self):
-        return None
+    def is_spoiled(self, by):
+        what, rank, *_ = self.options.get("spoil") or (None, None)
+        return (what, rank) == (by, self.rank)
 
-    def make_checkpointer(self, model, optimizers, directory):
-        begin = ROWS * self.rank - (2 if self.spoiled_by() == "plan" else 0)
-        rows = ROWS * self.settings.world_size
-        part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
-        table = Table(
-            part.name, model.rows.weight, optimizers[0], [model.rows], part=part,
-            keys=self.slot_keys(),
-        )  # fmt: skip
-        kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
-        self.job_tables = [table]
-        when_busy = "wait" if self.settings.whole_steps else "delay"
-        return (kind or cpr_ext.Checkpointer)(
-            model, optimizers, directory, tables=[table],
-            schedule=cpr_ext.EverySteps(self.settings.every_steps, when_busy=when_busy),
-            **(WHOLE_STEPS if self.settings.whole_steps else {}),
-            **self.watched_options(),
-        )  # fmt: skip
-
-    def watched_options(self):
-        return {}
-
-    def spoiled_by(self):
-        what, rank, *_ = self.settings.options.get("spoil") or (None, None)
-        return what if rank == self.rank else None
-
-    def spoil(self, job, step):
-        """One worker goes another way behind this step: ``{"spoil": [what, rank, step]}``."""
-        what, rank, at = self.settings.options.get("spoil", (None, None, None))
-        if (rank, at) != (job.rank, step):
-            return
-        with torch.no_grad():
-            if what == "bit":
-                weight = job.model.plain.module.layers[0].weight
-                weight.view(torch.int32)[2, 1] ^= 1
-            if what == "state":
-                state = job.optimizers[1].state[job.model.plain.module.layers[0].bias]
-                state["exp_avg"][1] += 1.0
-            if what == "learning rate":
-                job.optimizers[1].param_groups[0]["lr"] = 0.011
-            if what == "step":
-                job.checkpointer.step(SAMPLES)
+    def observe(self, event):
+        super().observe(event)
+        if (metrics := getattr(self.worker._parity, "_metrics", None)) is not None:
+            known = {name: getattr(metrics, name) for name in METRICS}
+            self.journal.write("metrics", step=event.step, at=event.kind, **known)
 
     def describe(self):
-        return {
-            name: [checksum(value) for value in replica.parameters()]
-            for name, replica in self.model.named_children()
-            if name != "rows"
-        }
-
-    def worker_options(self):
-        return {"check_every_steps": self.settings.options.get("check_every_steps")}
-
-
-def loss_of(values, labels):
-    return ((values - labels) ** 2).mean()
-
-
-def die_at_the_next_rename():
-    """In a commit, a moment before its manifest is replaced."""
-    import pathlib
-
-    pathlib.Path.replace = lambda *arguments: die()
-
-
-class ReplicatedTableJob(MlpJob):
-    """Its table is replicated, too: the gradients of all workers change its rows."""
-
-    def build(self, group):
-        model, _ = super().build(group)
-        model.shared = DistributedDataParallel(torch.nn.EmbeddingBag(ROWS, DIM))
-        return model, [
-            torch.optim.Adagrad(model.rows.parameters(), lr=0.1),
-            torch.optim.Adam(
-                [p for name, p in model.named_parameters() if not name.startswith("rows")], lr=0.01
-            ),
+        """All that must end as without failures, beside the rows and their state."""
+        modules = [(n, m) for n, m in self.model.named_children() if n != "rows"]
+        known = {n: [checksum(p) for p in m.parameters()] for n, m in modules}
+        if self.total:
+            known["rows"] = self.model.rows.weight.detach().tolist()
+        if self.options.get("keyed"):  # with all that the map goes by, in its order
+            known["map"] = [[*self.map.slots.items()], self.map.free, self.map.clock]
+        if not self.draws:
+            return known
+        known["state"] = [
+            [checksum(value) for value in state.values() if isinstance(value, torch.Tensor)]
+            for state in self.optimizers[1].state.values()
         ]
-
-    def backward(self, name, model, indices, labels, where):
-        super().backward(name, model, indices, labels, where)
-        model.shared(indices.unsqueeze(1)).square().mean().backward()
-
-    def make_checkpointer(self, model, optimizers, directory):
-        return cpr_ext.Checkpointer(model, optimizers, directory)
-
-
-class LeftToTheWorkerJob(ReplicatedTableJob):
-    make_checkpointer = None
-
-
-class DrawingJob(MlpJob):
-    """Each worker draws numbers of its own, and a schedule of the learning rate is extra state."""
-
-    def __init__(self, settings, rank, life):
-        super().__init__(settings, rank, life)
-        torch.manual_seed(rank)
-        self.trained = None  # the step that this process trained last, since it built the model
-
-    def build(self, group):
-        with torch.random.fork_rng():
-            model, optimizers = super().build(group)
-        self.trained = None
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizers[1], lambda n: 1 / (1 + n))
-        return model, optimizers
-
-    def watched_options(self):
-        return {"state": {"scheduler": lambda: self.scheduler.state_dict()}}
-
-    def train_step(self, job, step):
-        if step > 0 and self.trained != step - 1:
-            self.scheduler.load_state_dict(job.state["scheduler"])
-        num_samples = super().train_step(job, step)
-        self.scheduler.step()
-        self.trained = step
-        return num_samples
-
-    def inputs_of(self, model, indices):
-        return model.rows(indices) * torch.rand(SAMPLES, DIM)
+        own = self.optimizers[0].state[self.model.rows.weight].items()
+        known["own"] = [
+            checksum(torch.get_rng_state()),
+            {name: value for name, value in own if not isinstance(value, torch.Tensor)},
+            [group["lr"] for group in self.optimizers[1].param_groups],
+            [checksum(value) for value in self.model.buffers()],
+        ]
+        return known

@@ -14,12 +14,13 @@ import traceback
 import torch._dynamo
 import torch._refs  # noqa: F401 - imported here once, not in every worker
 
-from python_tests.distributed import sharded_job
+import python_tests.distributed.mlp_job  # noqa: F401
 
 forked, ended = set(), {}
 
 
-def fork(function, *arguments):
+def fork(module, name, *arguments):
+    function = getattr(importlib.import_module(module), name)
     pid = os.fork()
     if pid:
         forked.add(pid)
@@ -53,20 +54,11 @@ def wait_for(pid, seconds):
     return ended[pid]
 
 
-COMMANDS = {
-    "worker": lambda *arguments: fork(sharded_job.run_worker, *arguments),
-    "host": lambda port: fork(sharded_job.serve, port),
-    "call": lambda module, name, *arguments: fork(
-        getattr(importlib.import_module(module), name), *arguments
-    ),
-    "wait": wait_for,
-}
-
-
 def main():
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        print(json.dumps(COMMANDS[command](*arguments)), flush=True)
+        answer = fork(*arguments) if command == "call" else wait_for(*arguments)
+        print(json.dumps(answer), flush=True)
     for pid in forked - ended.keys():
         if wait_for(pid, 0) is None:
             os.kill(pid, signal.SIGKILL)

@@ -1,10 +1,8 @@
 """Where an attempt ends: what counts as a step, and what all workers must have alike."""
 
-import asyncio
 import json
 import os
 import signal
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.distributed import Identity, Parity, TimeOuts, Worker
-from cpr_ext.distributed.rendezvous.host import Host
-from cpr_ext.distributed.rendezvous_host import listen
-from cpr_ext.errors import WorkersDifferError
+from cpr_ext.errors import UsageError, WorkersDifferError
 
 SECRET = "of-the-tests-of-attempts-and-no-other"
 STEPS, FAULT = 12, 5
@@ -57,18 +53,21 @@ def train(job, step, fault=lambda step: None):
 class Life:
     """One worker of two, in a process of its own."""
 
-    def __init__(self, folder, port, rank, options=None):
+    def __init__(self, folder, port, rank, **options):
         self.folder, self.rank = Path(folder), rank
         seconds = TimeOuts(collective_seconds=8.0, join_seconds=40.0, heartbeat_seconds=0.5)
-        identity = Identity(rank, 2, "127.0.0.1", port, job="attempts", secret=SECRET)
-        options = {"time_outs": seconds, **(options or {})}
-        self.worker = Worker(identity, self.folder / "stores", **options)
+        name = self.folder.name
+        identity = Identity(rank, 2, "127.0.0.1", port, job=name, secret=SECRET)
+        self.worker = Worker(identity, self.folder / "stores", **{"time_outs": seconds, **options})
         self.options = {"make_checkpointer": self.make}
 
     @staticmethod
     def make(model, optimizers, directory, **options):
         every = cpr_ext.EverySteps(2)
         return cpr_ext.Checkpointer(model, optimizers, directory, schedule=every, **options)
+
+    def run(self, train_step=train, num_steps=STEPS, build=build):
+        return self.worker.run(build, train_step, num_steps=num_steps, **self.options)
 
     def once(self, step):
         """Whether the fault is to come: once, at one step of rank 1."""
@@ -86,18 +85,15 @@ def swallow(folder, port, rank):
     """The usual "skip the batch on an error", around the step; the peer is killed in it."""
     life = Life(folder, port, rank)
 
-    def die(step):
+    def train_step(job, step):
         if life.once(step):
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def train_step(job, step):
-        die(step)
         try:
             return train(job, step)
         except RuntimeError:
             return 1
 
-    life.end(life.worker.run(build, train_step, num_steps=STEPS, **life.options))
+    life.end(life.run(train_step))
 
 
 def own_loop(folder, port, rank, between):
@@ -121,68 +117,54 @@ def own_loop(folder, port, rank, between):
 
 def twice(folder, port, rank):
     life = Life(folder, port, rank)
-    life.worker.run(build, train, num_steps=STEPS // 2, **life.options)
-    life.end(life.worker.run(build, train, num_steps=STEPS, **life.options))
+    life.run(num_steps=STEPS // 2)
+    life.end(life.run())
 
 
 def evaluate(folder, port, rank):
     """Rank 1 evaluates at two steps, for longer than others wait for it in a collective."""
-    life = Life(folder, port, rank, {"time_outs": TimeOuts(collective_seconds=1.5)})
+    life = Life(folder, port, rank, time_outs=TimeOuts(collective_seconds=1.0))
 
     def train_step(job, step):
         if rank == 1 and step in (FAULT, FAULT + 3):
-            time.sleep(3.5)
+            time.sleep(2.5)
         return train(job, step)
 
-    life.end(life.worker.run(build, train_step, num_steps=STEPS, **life.options))
-    (life.folder / f"recoveries-{rank}").write_text(str(len(life.worker.recoveries)))
+    life.end(life.run(train_step))
+    assert len(life.worker.recoveries) <= 3  # on a busy machine
 
 
 def without_tables(folder, port, rank):
     """Only rank 0 has a table, of which rank 1 holds the parity."""
-    options = {"recovery": "exact", "parity": Parity(group_size=2)}
-    life = Life(folder, port, rank, options)
+    life = Life(folder, port, rank, recovery="exact", parity=Parity(group_size=2))
 
     def build_own(group):
         model, optimizers = build(group)
         if rank == 1:
-            model.table = Nothing()
-            del optimizers[0]
+            del model.table, optimizers[0]
+            model.table = lambda ids: torch.zeros(1)
         return model, optimizers
 
     if rank == 1:
         life.options["make_checkpointer"] = partial(life.make, tables=[])
-    life.end(life.worker.run(build_own, train, num_steps=STEPS, **life.options))
+    life.end(life.run(build=build_own))
 
 
-class Nothing(nn.Module):
-    def forward(self, ids):
-        return torch.zeros(1)
-
-
-def differ(folder, port, rank, of_one):
-    """Rank 1 is given other options."""
-    options = dict(of_one) if rank == 1 else {}
+def differ(folder, port, rank, *given):
+    """Each rank is given options of its own."""
+    options = dict(given[rank])
     num_steps = options.pop("num_steps", STEPS)
     if "parity" in options:
         options["parity"] = Parity(**options["parity"])
-    life = Life(folder, port, rank, options)
+    life = Life(folder, port, rank, **options)
     with pytest.raises(WorkersDifferError) as failure:
-        life.worker.run(build, train, num_steps=num_steps, **life.options)
+        life.run(num_steps=num_steps)
     (life.folder / f"said-{rank}").write_text(str(failure.value))
 
 
-@pytest.fixture
-def port():
-    listener = listen("127.0.0.1", 0)
-    serving = Host(SECRET.encode(), is_first=True).serve(listener)
-    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
-    return listener.getsockname()[1]
-
-
-def run_both(nursery, function, folder, port, *arguments, dies=None):
+def run_both(nursery, function, folder, place, *arguments, dies=None):
     """Run both workers to their end; the one that is killed is started again."""
-    ask = ("call", __name__, function, str(folder), port)
+    ask = ("call", __name__, function, str(folder), place[1])
     pids = [nursery.ask(*ask, rank, *arguments) for rank in range(2)]
     if dies is not None:
         assert nursery.ask("wait", pids[dies], 60) == -signal.SIGKILL
@@ -190,57 +172,93 @@ def run_both(nursery, function, folder, port, *arguments, dies=None):
     assert [nursery.ask("wait", pid, 90) for pid in pids] == [0, 0]
 
 
-def assert_each_step_was_trained_once(folder):
-    ends = [json.loads((folder / f"end-{rank}").read_text()) for rank in range(2)]
+@pytest.mark.parametrize(
+    ("life", "arguments", "dies"),
+    [
+        ("swallow", (), 1),
+        ("own_loop", (True,), None),
+        ("own_loop", (False,), None),
+        ("twice", (), None),
+        ("evaluate", (), None),
+        ("without_tables", (), None),
+    ],
+)
+def test_each_step_is_trained_once_whatever_happened_in_it(
+    nursery, tmp_path, place, life, arguments, dies
+):
+    """See the docstring of each life."""
+    run_both(nursery, life, tmp_path, place, *arguments, dies=dies)
+    ends = [json.loads((tmp_path / f"end-{rank}").read_text()) for rank in range(2)]
     assert ends[0] == ends[1]
     assert ends[0]["step"] == STEPS
     assert ends[0]["fate"][:STEPS] == [1.0] * STEPS
 
 
-def test_a_step_whose_error_was_caught_in_it_does_not_count(nursery, tmp_path, port):
-    run_both(nursery, "swallow", tmp_path, port, dies=1)
-    assert_each_step_was_trained_once(tmp_path)
-
-
-@pytest.mark.parametrize("between", [True, False], ids=["after the backward", "before it"])
-def test_a_step_whose_error_was_caught_around_it_is_tried_again_by_all(
-    nursery, tmp_path, port, between
-):
-    run_both(nursery, "own_loop", tmp_path, port, between)
-    assert_each_step_was_trained_once(tmp_path)
-
-
-def test_a_worker_runs_again(nursery, tmp_path, port):
-    run_both(nursery, "twice", tmp_path, port)
-    assert_each_step_was_trained_once(tmp_path)
-
-
-def test_a_member_without_tables_takes_part_in_parity(nursery, tmp_path, port):
-    run_both(nursery, "without_tables", tmp_path, port)
-    assert_each_step_was_trained_once(tmp_path)
-
-
-def test_an_evaluation_longer_than_a_time_out_is_passed(nursery, tmp_path, port):
-    run_both(nursery, "evaluate", tmp_path, port)
-    assert_each_step_was_trained_once(tmp_path)
-    for rank in range(2):
-        assert int((tmp_path / f"recoveries-{rank}").read_text()) <= 3  # on a busy machine
+def exact(**parity):
+    return {"recovery": "exact", "parity": {"group_size": 2, **parity}}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("one", "other", "said"),
     [
-        ({"num_steps": STEPS + 1}, "num_steps (workers [0]: 12; workers [1]: 13)"),
-        ({"check_every_steps": 7}, "check_every_steps (workers [0]: 1000; workers [1]: 7)"),
-        ({"recovery": "full"}, "recovery (workers [0]: partial; workers [1]: full)"),
+        ({}, {"num_steps": 13}, "num_steps (workers [0]: 12; workers [1]: 13)"),
+        ({}, {"check_every_steps": 7}, "check_every_steps (workers [0]: 1000; workers [1]: 7)"),
+        ({}, exact(), "recovery (workers [0]: partial; workers [1]: exact)"),
         (
-            {"recovery": "exact", "parity": {"group_size": 2}},
-            "recovery (workers [0]: partial; workers [1]: exact)",
+            exact(),
+            exact(every_steps=2),
+            "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)",
         ),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_options_that_differ_are_named_at_once(nursery, tmp_path, port, options, said):
-    run_both(nursery, "differ", tmp_path, port, options)
+def test_options_that_differ_are_named_at_once(nursery, tmp_path, place, one, other, said):
+    run_both(nursery, "differ", tmp_path, place, one, other)
     for rank in range(2):
         assert said in (tmp_path / f"said-{rank}").read_text()
+
+
+def loop(worker, what):
+    tried = []
+    for step in worker.steps(build, num_steps=STEPS):
+        if what == "skips" and step == 2:
+            continue
+        with worker.attempt() as job:
+            job.num_samples = 5 * train(job, step)
+            tried.append((job.step, step))
+        if what == "twice":
+            with worker.attempt():
+                pass
+        if what == "breaks" and step == 2:
+            break
+        if what == "raises" and step == 2:
+            raise KeyError("of the user")
+    return tried
+
+
+def run_loops(folder, port):
+    """In a process of its own, as a process has one default group."""
+
+    def new_worker(name):
+        identity = Identity(0, 1, "127.0.0.1", port, job=name, secret=SECRET)
+        return Worker(identity, Path(folder, name))
+
+    worker = new_worker("whole")
+    assert loop(worker, "") == [(step, step) for step in range(STEPS)]
+    assert (worker.job.step, worker.job.checkpointer.num_samples) == (STEPS, 5 * STEPS)
+    for what, error in (("skips", UsageError), ("twice", UsageError), ("raises", KeyError)):
+        with pytest.raises(error, match=r"not tried|once: for step in|of the user"):
+            loop(new_worker(what), what)
+        assert len(loop(new_worker(what), "")) > 0  # the place and the group are free again
+    worker = new_worker("breaks")
+    assert len(loop(worker, "breaks")) == 3
+    assert worker.job is None
+    assert len(loop(new_worker("breaks"), "")) > 0
+    with pytest.raises(UsageError, match="once: for step in"), worker.attempt():
+        pass
+
+
+def test_a_loop_of_ones_own_tries_each_step_once_and_leaves_nothing_behind(
+    nursery, tmp_path, place
+):
+    child = nursery.ask("call", __name__, "run_loops", str(tmp_path), place[1])
+    assert nursery.ask("wait", child, 200) == 0

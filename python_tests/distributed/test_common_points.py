@@ -1,3 +1,5 @@
+"""The newest full-recovery point that the stores of all workers have."""
+
 from types import SimpleNamespace
 
 import pytest

@@ -4,34 +4,28 @@ import re
 import signal
 import time
 
-import pytest
+from python_tests.distributed.losses import mlp, require_states
+
+TWO = {"world_size": 2, "step_seconds": 0.02}
 
 
-def test_a_worker_that_is_stopped_for_less_than_the_time_out_is_waited_for(make_cluster):
-    cluster = make_cluster(num_steps=40, world_size=2, step_seconds=0.02)
+def test_a_stopped_worker_is_waited_for_and_rejoins_with_its_tables(make_cluster):
+    """For less than the time-out, and for longer; stopped or not, nobody takes its place."""
+    time_outs = {"collective_seconds": 3.0, "identity_seconds": 0.5}
+    cluster = make_cluster(num_steps=60, **TWO, time_outs=time_outs)
     cluster.start()
     cluster.wait_for_step(10)
     cluster.kill(1, with_signal=signal.SIGSTOP)
     time.sleep(0.5)  # until worker 0 waits for it
     stopped_at = cluster.step(0)
     time.sleep(0.5)
-    assert cluster.step(0) == stopped_at < 40
+    assert cluster.step(0) == stopped_at
     cluster.kill(1, with_signal=signal.SIGCONT)
-    cluster.finish()
+    cluster.wait_for_step(stopped_at + 5)
     assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
-
-
-def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_cluster):
-    cluster = make_cluster(
-        num_steps=40, world_size=2, step_seconds=0.02,
-        time_outs={"collective_seconds": 3.0, "identity_seconds": 0.5},
-    )  # fmt: skip
-    cluster.start()
-    cluster.wait_for_step(10)
     stopped = cluster.pids[1]
     cluster.kill(1, with_signal=signal.SIGSTOP)
-    cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
-    # While it is there, stopped or not, nobody takes its place.
+    cluster.wait_for_loss(0)
     cluster.start(1)
     assert cluster.exit_code(1) == 1
     assert f"worker 1 is still process {stopped} after 0.5 s" in cluster.logs()
@@ -39,139 +33,91 @@ def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_clust
     cluster.kill(1, with_signal=signal.SIGCONT)
     cluster.finish()
     for rank in cluster.ranks:
-        first, last = cluster.recoveries(rank)[0], cluster.recoveries(rank)[-1]
+        first, last = cluster.recovered(rank)[0], cluster.recovered(rank)[-1]
         assert first["pid"] == last["pid"]
-        assert last["recovery"]["lost"] == []
-        assert last["recovery"]["bytes_read"] == [0, 0]
+        assert (last["recovery"]["lost"], last["recovery"]["bytes_read"]) == ([], [0, 0])
 
 
-def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster):
-    settings = {
-        "num_steps": 40, "world_size": 2, "recovery": "full", "priority": "AllRows",
-        "whole_steps": True, "step_seconds": 0.02, "time_outs": {"collective_seconds": 2.0},
-    }  # fmt: skip
-    ends = []
-    for name in ("untouched", "struck"):
-        cluster = make_cluster(name, **settings)
-        cluster.start()
-        if name == "struck":
-            cluster.wait_for_step(12)
-            cluster.kill(1, with_signal=signal.SIGSTOP)
-            cluster.wait_until(lambda struck=cluster: struck.events(0, "peer_lost"))
-            cluster.kill(1, with_signal=signal.SIGCONT)
-        cluster.finish()
-        ends.append([cluster.events(rank, "finished")[0]["tables"] for rank in cluster.ranks])
-    assert ends[0] == ends[1]
-    last = cluster.recoveries(0)[-1]
-    lost_at = cluster.events(0, "peer_lost")[-1]["step"]
-    known = last["recovery"]
-    assert (known["recovery"], known["lost"]) == ("full", [])
-    assert known["steps_repeated"] == lost_at - last["step"] > 0
+def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster, untouched):
+    settings = mlp(recovery="full", num_steps=30)
+    time_outs = {"collective_seconds": 2.0}
+    cluster = make_cluster(**{**settings, "time_outs": time_outs, "step_seconds": 0.02})
+    cluster.start()
+    cluster.wait_for_step(12)
+    cluster.kill(1, with_signal=signal.SIGSTOP)
+    cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
+    cluster.kill(1, with_signal=signal.SIGCONT)
+    cluster.finish()
+    require_states(cluster, untouched(settings))
+    last, lost_at = cluster.recoveries()[-1], cluster.events(0, "peer_lost")[-1]["step"]
+    assert (last["recovery"], last["lost"]) == ("full", [])
+    assert last["steps_repeated"] == lost_at - last["step"] > 0
 
 
 def test_full_recovery_does_not_abandon_points_for_an_empty_store(make_cluster):
-    settings = {
-        "num_steps": 24, "world_size": 2, "recovery": "full", "priority": "AllRows",
-        "whole_steps": True, "step_seconds": 0.01,
-    }  # fmt: skip
-    cluster = make_cluster(**settings)
+    settings = mlp(recovery="full", num_steps=24)
+    cluster = make_cluster(**{**settings, "step_seconds": 0.01})
     cluster.start()
     cluster.wait_for_step(14)
     cluster.kill(1)
-    cluster.wait_for_death(1)
     cluster.start(1, stores="another disk")
     assert cluster.exit_codes(40) == {0: 1, 1: 1}
     assert "StoreError: no full-recovery point is in the stores of all workers" in cluster.logs()
-    cluster.start(0, options={"start_over": True})
-    cluster.start(1, stores="another disk", options={"start_over": True})
+    over = {"options": {**settings["options"], "start_over": True}}
+    cluster.start(0, **over)
+    cluster.start(1, stores="another disk", **over)
     cluster.finish()
     assert cluster.recoveries(1)[-1]["step"] == 0
 
 
-def test_a_replacement_that_never_comes_is_named_and_ends_the_job(make_cluster):
-    cluster = make_cluster(
-        num_steps=1000, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 3.0}
-    )
-    cluster.start()
-    cluster.wait_for_step(10)
-    cluster.kill(1)
-    cluster.wait_for_death(1)
-    assert cluster.exit_code(0) == 1
-    assert "waited 3 s at 127.0.0.1:" in cluster.logs()
-    assert "for workers 1, which did not come" in cluster.logs()
-
-
 def test_training_outlives_the_rendezvous_and_needs_it_again_when_a_worker_is_lost(make_cluster):
-    cluster = make_cluster(num_steps=90, world_size=2, step_seconds=0.02)
+    """One that hangs is asked again until it answers."""
+    cluster = make_cluster(num_steps=120, **TWO)
     cluster.start()
     cluster.wait_for_step(10)
     cluster.kill_host()
     cluster.wait_for_step(30)
     assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
     cluster.kill(0)
-    cluster.wait_for_death(0)
     cluster.start_host()
     cluster.start(0)
-    cluster.finish()
-    assert [r["recovery"]["lost"] for r in cluster.recoveries(1)] == [[0, 1], [0]]
-
-
-def test_a_rendezvous_that_hangs_is_asked_again_until_it_answers(make_cluster):
-    cluster = make_cluster(num_steps=40, world_size=2, step_seconds=0.02)
-    cluster.start()
-    cluster.wait_for_step(10)
+    cluster.wait_for_recovery(2)
     cluster.kill_host(signal.SIGSTOP)
     cluster.kill(1)
-    cluster.wait_for_death(1)
     cluster.start(1)
     cluster.wait_until(lambda: "does not answer" in cluster.logs())
     cluster.kill_host(signal.SIGCONT)
     cluster.finish()
-    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]
+    assert cluster.lost() == [[0, 1], [0], [1]]
 
 
-@pytest.mark.parametrize("is_waiting", [False, True])
-def test_a_rendezvous_that_hangs_for_good_ends_the_job(make_cluster, is_waiting):
-    cluster = make_cluster(
-        num_steps=1000, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 4.0}
-    )
+def test_a_rendezvous_that_hangs_for_good_ends_the_job(make_cluster):
+    cluster = make_cluster(num_steps=1000, **TWO, time_outs={"join_seconds": 4.0})
     cluster.start()
     cluster.wait_for_step(10)
-    if not is_waiting:
-        cluster.kill_host(signal.SIGSTOP)
+    cluster.kill_host(signal.SIGSTOP)
     cluster.kill(1)
-    cluster.wait_for_death(1)
-    if is_waiting:  # it looks for the others all the time
-        cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
-        time.sleep(1)
-        cluster.kill_host(signal.SIGSTOP)
     assert cluster.exit_code(0) == 1
     assert re.search(r"waited 4 s at [\d.:]+, which does not answer \(", cluster.logs())
 
 
 def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):
-    cluster = make_cluster(
-        num_steps=100, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 2.0}
-    )
+    cluster = make_cluster(num_steps=100, world_size=2, time_outs={"join_seconds": 2.0})
     cluster.start(0)
     cluster.start(1, batch_size=31)
-    codes = cluster.exit_codes(40)
-    assert codes == {0: 1, 1: 1}
+    assert cluster.exit_codes(40) == {0: 1, 1: 1}
     assert "UsageError: a batch of 31 cannot be shared by 2 workers" in cluster.logs()
 
 
 def test_loading_may_take_longer_than_a_collective(make_cluster):
-    cluster = make_cluster(
-        num_steps=30, world_size=2, step_seconds=0.01, load_seconds=5.0,
-        time_outs={"collective_seconds": 3.0},
-    )  # fmt: skip
+    time_outs = {"collective_seconds": 2.0}
+    cluster = make_cluster(num_steps=30, **TWO, load_seconds=3.0, time_outs=time_outs)
     cluster.start()
     cluster.wait_for_step(10)
     cluster.kill(1)
-    cluster.wait_for_death(1)
     cluster.start(1)
     cluster.finish()
-    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]
+    assert cluster.lost() == [[0, 1], [1]]
 
 
 def test_two_workers_of_one_rank_are_told_apart_without_a_common_file_system(make_cluster):
@@ -180,15 +126,9 @@ def test_two_workers_of_one_rank_are_told_apart_without_a_common_file_system(mak
     for stores in ("here", "there"):
         cluster.start(1, stores=stores)
         pids.append(cluster.pids[1])
-    codes = []
-
-    def one_has_ended():
-        codes[:] = [cluster.wait_for_exit(pid, 0) for pid in pids]
-        return codes.count(1) == 1
-
-    cluster.wait_until(one_has_ended)
+    cluster.wait_until(lambda: [cluster.wait_for_exit(pid, 0) for pid in pids].count(1) == 1)
     assert "RendezvousError: two processes are worker 1" in cluster.logs()
-    cluster.pids[1] = pids[codes.index(None)]
+    [cluster.pids[1]] = [pid for pid in pids if cluster.wait_for_exit(pid, 0) is None]
     cluster.start(0)
     cluster.finish()
 
@@ -198,10 +138,7 @@ def test_a_second_process_does_not_take_the_rank_of_a_worker_that_trains(make_cl
 
     Worker 1 needs a moment to notice the loss of worker 0, whose replacement is there at once.
     """
-    cluster = make_cluster(
-        num_steps=200, world_size=2, step_seconds=0.02, digests=False,
-        time_outs={"identity_seconds": 3.0},
-    )  # fmt: skip
+    cluster = make_cluster(num_steps=150, **TWO, time_outs={"identity_seconds": 3.0})
     cluster.start()
     cluster.wait_for_step(5)
     second = cluster.start_another(1, stores="another disk")
@@ -209,12 +146,11 @@ def test_a_second_process_does_not_take_the_rank_of_a_worker_that_trains(make_cl
     time.sleep(0.5)  # until it is at the rendezvous
     cluster.kill(1, with_signal=signal.SIGSTOP)
     cluster.kill(0)
-    cluster.wait_for_death(0)
     cluster.start(0)
     time.sleep(1.0)  # all ranks are there, if anybody may be worker 1
     cluster.kill(1, with_signal=signal.SIGCONT)
     cluster.finish()
     assert cluster.wait_for_exit(second, 60) == 1
     assert "which is connected to the rendezvous after 3 s" in cluster.logs()
-    assert {e["pid"] for e in cluster.recoveries(1)} == {cluster.pids[1]}
-    assert [e["recovery"]["lost"] for e in cluster.recoveries(1)] == [[0, 1], [0]]
+    assert {e["pid"] for e in cluster.recovered(1)} == {cluster.pids[1]}
+    assert cluster.lost(1) == [[0, 1], [0]]

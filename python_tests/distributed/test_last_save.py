@@ -3,8 +3,6 @@
 import os
 import subprocess
 import threading
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import torch
 import cpr_ext
 from cpr_ext.distributed.last_save import close_saved, save_trained
 from cpr_ext.errors import SnapshotError, UsageError
+from python_tests.helpers import assert_same
 
 
 @pytest.fixture
@@ -36,13 +35,17 @@ def fill(disk):
         os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
 
 
-def make_trained(disk, steps=3):
-    """A model, and its Checkpointer."""
+def build(directory):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(8000, 8, sparse=True), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
-    checkpointer = cpr_ext.Checkpointer(model, optimizer, disk / "store", staging=staging)
+    return model, optimizer, cpr_ext.Checkpointer(model, optimizer, directory, staging=staging)
+
+
+def make_trained(disk, steps=3):
+    """A model, and its Checkpointer."""
+    model, optimizer, checkpointer = build(disk / "store")
     checkpointer.recover()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -53,59 +56,41 @@ def make_trained(disk, steps=3):
     return model, checkpointer
 
 
-def assert_recovers(directory, expected, step):
-    fresh = torch.nn.Sequential(torch.nn.EmbeddingBag(8000, 8, sparse=True), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.Adagrad(fresh.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(
-        fresh, optimizer, directory, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
-    ) as checkpointer:
-        assert checkpointer.recover().step == step
-    for name, value in fresh.state_dict().items():
-        assert torch.equal(value, expected[name])
-
-
+@pytest.mark.filterwarnings("ignore")
 def test_a_full_disk_is_waited_for_and_the_model_is_saved_once_there_is_space(small_disk, caplog):
     model, checkpointer = make_trained(small_disk)
     fill(small_disk)
-    freed = threading.Timer(1.0, (small_disk / "filler").unlink)
-    freed.start()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        save_trained(checkpointer, 1, retry_seconds=30.0)
-        close_saved(checkpointer)
+    threading.Timer(1.0, (small_disk / "filler").unlink).start()
+    save_trained(checkpointer, 1, retry_seconds=30.0)
+    close_saved(checkpointer)
     assert "worker 1 cannot save the trained model" in caplog.text
     assert "No space left on device" in caplog.text
-    assert_recovers(checkpointer.store.directory, model.state_dict(), step=3)
+    fresh, _, again = build(checkpointer.store.directory)
+    with again:
+        assert again.recover().step == 3
+    assert_same(fresh.state_dict(), model.state_dict())
 
 
-def test_a_disk_that_stays_full_is_an_error_in_the_end(small_disk):
+def test_what_no_waiting_mends_is_an_error(small_disk):
+    """A disk that stays full, in the end; a closed Checkpointer at once."""
     checkpointer = make_trained(small_disk)[1]
     fill(small_disk)
     with pytest.raises(SnapshotError):
         save_trained(checkpointer, 1, retry_seconds=0.6)
     checkpointer.__exit__(SnapshotError, None, None)
-
-
-def test_what_no_waiting_mends_is_raised_at_once(tmp_path):
-    checkpointer = make_trained(tmp_path)[1]
-    checkpointer.close()
     with pytest.raises(UsageError, match="closed"):
         save_trained(checkpointer, 1, retry_seconds=60.0)
 
 
 def test_a_worker_with_a_full_disk_keeps_its_rows_and_its_peers_wait(small_disk, make_cluster):
     cluster = make_cluster(
-        num_steps=20,
-        world_size=2,
-        step_seconds=0.02,
-        every_steps=1000,
-        stores=str(small_disk / "s"),
+        num_steps=20, world_size=2, step_seconds=0.02, every_steps=1000, stores=str(small_disk)
     )
     cluster.start()
     cluster.wait_for_step(3)
     fill(small_disk)
     cluster.wait_until(lambda: "cannot save the trained model" in cluster.logs())
-    (Path(small_disk) / "filler").unlink()
+    (small_disk / "filler").unlink()
     cluster.finish()
     for rank in cluster.ranks:
         assert cluster.events(rank, "peer_lost") == []

@@ -9,19 +9,19 @@ import base64
 import os
 import pickle
 import random
+import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 import cpr_ext
+from python_tests.distributed.agents import LAUNCH, Started, closing
 from python_tests.distributed.cluster import ROOT
 from python_tests.distributed.namespaces import NoNamespacesError, hosts
 from python_tests.distributed.strangers import KINDS, bother, descendants, listening
@@ -45,56 +45,22 @@ def plant(host, port, path):
         store.set(f"torch.rendezvous.cpr.{number}", state)
 
 
-@dataclass
-class Seen:
-    """What was seen of the job."""
+class Watch(Started):
+    """The job, on a host of its own if there is a network."""
 
-    ports: dict = field(default_factory=dict)  # what a process is -> {(address, port)}
-    planted: dict = field(default_factory=dict)  # from where -> exit code
-    steps_while_pestered: int = 0
-    losses_while_pestered: int = 0
-    seconds_to_recover: float = 0.0
-    pestered_while_recovering: int = 0
-    secret: str = ""
-    secret_is_in_memory: bool = False
-    environments: list = field(default_factory=list)
-    command_lines: list = field(default_factory=list)
-    said: str = ""
-    code: int | None = None
-    no_namespaces: str = ""
-    address: str = ""
-
-
-class Watch:
     def __init__(self, folder, prefix):
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [
-                *(*prefix, sys.executable, "-m", "cpr_ext.wings.cli", "launch", "--nproc", "2"),
-                *(str(Path(__file__).with_name("watched_job.py")), str(folder)),
-            ],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def events(self, rank):
-        path = self.folder / f"events-{rank}"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split() for line in lines]
+        settings = {"recovery": "partial", "step_seconds": 0.05, "num_steps": 2000}
+        time_outs = {"collective_seconds": 10.0}
+        options = {"mode": "partial", "model": "plain", "hands": []}
+        super().__init__(folder, options=options, time_outs=time_outs, **settings)
+        command = (*LAUNCH, "--nproc", 2, Path(__file__).with_name("watched_job.py"), folder)
+        self.process = self.run(*prefix, *command)
 
     def pid(self, rank):
-        return int(self.events(rank)[-1][0])
+        return self.events(rank, "step")[-1]["pid"]
 
     def step(self, rank):
-        return max((int(step) for _, kind, step in self.events(rank) if kind == "step"), default=0)
-
-    def wait_until(self, condition, seconds=150):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        return max((event["step"] for event in self.events(rank, "step")), default=0)
 
     def by_kind(self):
         """Processes of the job by what they are."""
@@ -113,72 +79,57 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory, nursery):
-    folder = tmp_path_factory.mktemp("job")
-    seen, prefix, nurseries = Seen(), [], [nursery]
+    """What was seen of the job."""
+    seen, prefix, nurseries = SimpleNamespace(planted={}, pestered=0), [], [nursery]
+    seen.folder = tmp_path_factory.mktemp("job")
     with ExitStack() as stack:
-        try:
+        with suppress(NoNamespacesError):
             network, nurseries = stack.enter_context(hosts(2))
             prefix, seen.address = network.prefix(0), network.address(0)
-        except NoNamespacesError as error:
-            seen.no_namespaces = str(error)
-        watch = Watch(folder, prefix)
-        try:
-            follow(watch, seen, nurseries)
-        finally:
-            watch.process.terminate()
-            seen.said = watch.process.communicate()[1]
+        watch = stack.enter_context(closing(Watch(seen.folder, prefix)))
+        follow(watch, seen, nurseries)
+        seen.said = watch.logs()
     return seen
 
 
 def follow(watch, seen, nurseries):
-    folder = watch.folder
     watch.wait_until(lambda: all(watch.step(rank) >= 5 for rank in RANKS))
     watch.wait_until(lambda: "spare" in watch.by_kind())
     kinds = watch.by_kind()
     seen.ports = {kind: listening(pid) for kind, pid in kinds.items()}
     look_for_the_secret(kinds, seen)
-
     port = next(iter(seen.ports["host"]))[1]
     froms = [(nurseries[0], "127.0.0.1", "here")]
     if len(nurseries) > 1:
         froms.append((nurseries[1], seen.address, "elsewhere"))
     for by, host, name in froms:
-        arguments = (host, port, str(folder / f"executed-{name}"))
-        pid = by.ask("call", __name__, "plant", *arguments)
-        seen.planted[name] = by.ask("wait", pid, 100)
+        arguments = (host, port, str(seen.folder / f"executed-{name}"))
+        seen.planted[name] = by.ask("wait", by.ask("call", __name__, "plant", *arguments), 100)
 
     def pester_all():
         places = set().union(*(listening(pid) for pid in watch.by_kind().values()))
-        return pester(nurseries[0], places)
+        nurseries[0].ask("call", __name__, "pester", [list(place) for place in places])
+        seen.pestered += len(places)
 
     before = watch.step(0)
     pester_all()
-    watch.wait_until(lambda: watch.step(0) >= before + 20, seconds=60)
-    seen.steps_while_pestered = watch.step(0) - before
-    seen.losses_while_pestered = sum(
-        kind == "peer_lost" for rank in RANKS for _, kind, _ in watch.events(rank)
-    )
-    victim, began = watch.pid(1), time.monotonic()
+    watch.wait_until(lambda: watch.step(0) >= before + 20)
+    seen.losses = [event for rank in RANKS for event in watch.events(rank, "peer_lost")]
+    victim, seen.pestered = watch.pid(1), 0
     os.kill(victim, signal.SIGKILL)
 
     def has_recovered():
         with suppress(FileNotFoundError, ProcessLookupError):
-            seen.pestered_while_recovering += pester_all()
-        return watch.pid(1) != victim and watch.events(1)[-1][1] == "step"
+            pester_all()
+        return watch.pid(1) != victim
 
     watch.wait_until(has_recovered)
-    seen.seconds_to_recover = time.monotonic() - began
-    (folder / "hurry").touch()
-    seen.code = watch.process.wait(150)
+    watch.hurry()
+    seen.codes = watch.codes()
 
 
-def pester(nursery, places):
+def pester(places):
     """Open connections of all kinds to all places; they stay half open for some seconds."""
-    nursery.ask("call", __name__, "pester_from_here", [list(place) for place in places])
-    return len(places) * len(KINDS)
-
-
-def pester_from_here(places):
     kept = []
     for place in places:
         for kind in KINDS:
@@ -188,63 +139,38 @@ def pester_from_here(places):
 
 
 def look_for_the_secret(kinds, seen):
-    for pid in kinds.values():
-        seen.command_lines.append(Path(f"/proc/{pid}/cmdline").read_text())
-        seen.environments.append(Path(f"/proc/{pid}/environ").read_text())
-    variables = dict(
-        line.split("=", 1)
-        for line in Path(f"/proc/{kinds['worker 0']}/environ").read_text().split("\0")
-        if "=" in line
-    )
-    path = Path(variables.get("CPR_JOB_SECRET_FILE", "/nonexistent"))
-    if path.exists():
-        seen.secret, seen.secret_is_in_memory = path.read_text(), "memfd:" in str(path.readlink())
+    files = [
+        Path(f"/proc/{pid}/{name}") for pid in kinds.values() for name in ("cmdline", "environ")
+    ]
+    seen.texts = [path.read_text() for path in files]
+    environ = Path(f"/proc/{kinds['worker 0']}/environ").read_text()
+    path = Path(re.search(r"CPR_JOB_SECRET_FILE=([^\0]*)", environ)[1])
+    seen.secret, seen.secret_is_in_memory = path.read_text(), "memfd:" in str(path.readlink())
 
 
-def test_a_pickle_planted_by_a_stranger_is_executed_by_nobody(seen, tmp_path_factory):
-    assert seen.code == 0, seen.said
-    assert seen.planted["here"] == 1
-    folder = tmp_path_factory.getbasetemp()
-    assert list(folder.glob("job*/executed-*")) == []
-
-
-def test_from_another_host_nothing_of_a_one_machine_job_is_reached(seen):
-    if seen.no_namespaces:
-        pytest.skip(seen.no_namespaces)
-    assert seen.planted["elsewhere"] == 1
-
-
-def test_a_one_machine_job_listens_on_loopback_only(seen):
-    assert {a for places in seen.ports.values() for a, _ in places} == {"127.0.0.1"}
-
-
-def test_what_listens_is_what_the_table_in_security_md_says(seen):
-    table = (ROOT / "SECURITY.md").read_text().split("<!-- listens -->")[1]
-    said = {}
-    for line in table.strip().splitlines()[2:]:
-        who, ports = [cell.strip() for cell in line.strip("|").split("|")][:2]
-        said[who] = int(ports)
-    found = {kind.rstrip(" 01"): len(p) for kind, p in seen.ports.items()}
-    assert found == said
-
-
-def test_strangers_on_every_port_neither_stop_training_nor_recovery(seen):
-    assert seen.steps_while_pestered >= 20
-    assert seen.losses_while_pestered == 0
-    assert seen.pestered_while_recovering > 0
-    assert seen.seconds_to_recover < 60
-
-
-def test_nothing_is_unpickled_in_a_job_that_loses_a_worker(seen, tmp_path_factory):
-    assert seen.code == 0
-    for path in tmp_path_factory.getbasetemp().glob("job*/unpickled"):
+def test_a_job_outlives_strangers_on_every_port_and_executes_nothing_of_theirs(seen):
+    """Neither training nor recovery stops; from another host nothing is reached."""
+    assert seen.codes == [0], seen.said
+    assert set(seen.planted.values()) == {1}
+    assert list(seen.folder.glob("executed-*")) == []
+    assert seen.losses == []
+    assert seen.pestered > 0
+    for path in seen.folder.glob("unpickled"):
         pytest.fail(path.read_text()[:3000])
+
+
+def test_a_one_machine_job_listens_on_loopback_only_as_security_md_says(seen):
+    assert {a for places in seen.ports.values() for a, _ in places} == {"127.0.0.1"}
+    table = (ROOT / "SECURITY.md").read_text().split("<!-- listens -->")[1]
+    rows = [line.strip("|").split("|")[:2] for line in table.strip().splitlines()[2:]]
+    said = {who.strip(): int(ports) for who, ports in rows}
+    assert {kind.rstrip(" 01"): len(ports) for kind, ports in seen.ports.items()} == said
 
 
 def test_the_secret_is_in_the_launchers_memory_and_nowhere_else(seen):
     assert len(seen.secret) == 64
     assert seen.secret_is_in_memory
-    for text in (*seen.command_lines, *seen.environments, seen.said):
+    for text in (*seen.texts, seen.said):
         assert seen.secret not in text
 
 

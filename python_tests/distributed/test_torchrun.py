@@ -1,152 +1,131 @@
-"""``torchrun --rdzv-backend=cpr``: agents and workers die, others take over, no bit changes."""
+"""``torchrun --rdzv-backend=cpr`` and `cpr launch`: who dies is replaced, and no bit changes."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 
-from python_tests.distributed.agents import ROOT, agents
-from python_tests.distributed.cluster import free_port
+from python_tests.distributed.agents import LAUNCH, WORKER, Agents, Started, closing, running
+from python_tests.distributed.cluster import ROOT, free_port
+from python_tests.distributed.namespaces import Network, or_skipped
+from python_tests.helpers import assert_same
 
-JOB = Path(__file__).with_name("agent_job.py")
+ALL = [0, 1]  # are new at the begin, so all count as lost
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    @cache
-    def finals_of(world_size):
-        folder = tmp_path_factory.mktemp("undisturbed")
-        with agents(folder, "1", JOB, folder, nproc=world_size) as job:
-            job.start()
-            assert job.codes() == [0], job.logs()
-            finals = job.finals()
-        assert [final["lost"] for final in finals] == [[everybody(world_size)]] * world_size
-        return finals
-
-    return finals_of
-
-
-def everybody(world_size):
-    """All are new at the begin, so all count as lost."""
-    return tuple(range(world_size))
-
-
-def assert_same_bits(finals, expected):
-    for final, wanted in zip(finals, expected, strict=True):
-        for name, value in wanted["model"].items():
-            assert torch.equal(final["model"][name], value), name
-        for own, other in zip(final["optimizers"], wanted["optimizers"], strict=True):
-            assert torch.equal(own[0]["sum"], other[0]["sum"])
-
-
-def test_a_killed_worker_is_started_again_by_its_agent_and_no_bit_changes(tmp_path, undisturbed):
-    (tmp_path / "fate-1").write_text("12 kill")
-    with agents(tmp_path, "2", JOB, tmp_path) as job:
+    with closing(Agents(tmp_path_factory.mktemp("undisturbed"), "1", nproc=2)) as job:
+        job.hurry()
         job.start()
+        assert job.codes() == [0], job.logs()
+        assert job.lost(0) == [ALL]
+        return job.finals()
+
+
+def test_whoever_dies_is_replaced_and_no_bit_changes(tmp_path, undisturbed):
+    """A worker, which its agent starts again; an agent that is asked to end; one that dies with its
+    worker and the rendezvous: what an agent started serves as long as somebody is connected."""
+    with closing(Agents(tmp_path, "2:4")) as job:
+        first = job.start()
+        host = job.wait_until(lambda: host_of(first.pid))
         job.start()
-        assert job.codes() == [0, 0], job.logs()
-        assert not (tmp_path / "fate-1").exists()
-        assert job.finals()[0]["lost"] == [everybody(2), (1,)]
-        assert_same_bits(job.finals(), undisturbed(2))
-
-
-@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_standby_takes_over_from_an_agent_that_dies_with_its_workers(
-    tmp_path, undisturbed, nproc
-):
-    (tmp_path / "fate-1").write_text("12 wait")
-    with agents(tmp_path, "2:3", JOB, tmp_path, nproc=nproc) as job:
-        for _ in range(3):
+        job.order(1, "kill")
+        job.wait_until(lambda: job.lost(0) == [ALL, [1]])
+        assert len({event["parent"] for event in job.events(1, "began")}) == 1
+        for _ in range(2):
             job.start()
-        worker, agent = job.waiting(1)
-        os.kill(agent, signal.SIGKILL)
-        os.kill(worker, signal.SIGKILL)
-        assert sorted(job.codes()) == [-signal.SIGKILL, 0, 0], job.logs()
-        lost = (1,) if nproc == 1 else (0, 1)
-        survivor = job.finals()[0 if nproc == 1 else 2]
-        assert survivor["lost"] == [everybody(2 * nproc), lost]
-        assert_same_bits(job.finals(), undisturbed(2 * nproc))
-
-
-def test_a_standby_takes_over_from_an_agent_that_is_asked_to_end(tmp_path, undisturbed):
-    (tmp_path / "fate-1").write_text("12 wait")
-    with agents(tmp_path, "2:3", JOB, tmp_path) as job:
-        for _ in range(3):
-            job.start()
-        _, agent = job.waiting(1)
+        _, agent = job.order(1, "wait")
         os.kill(agent, signal.SIGTERM)
-        codes = job.codes()
-        assert sorted(code == 0 for code in codes) == [False, True, True], job.logs()
-        assert job.finals()[0]["lost"] == [everybody(2), (1,)]
-        assert_same_bits(job.finals(), undisturbed(2))
-
-
-def test_a_job_whose_rendezvous_dies_with_an_agent_finds_another_host(tmp_path, undisturbed):
-    """The first agent hosts it; what it started serves as long as somebody is connected."""
-    (tmp_path / "fate-0").write_text("12 wait")
-    with agents(tmp_path, "2:3", JOB, tmp_path) as job:
-        for _ in range(3):
-            job.start()
-        worker, agent = job.waiting(0)
-        [host] = {pid for pid in map(host_of, (p.pid for p in job.processes)) if pid}
-        os.kill(host, signal.SIGKILL)
-        os.kill(agent, signal.SIGKILL)
-        os.kill(worker, signal.SIGKILL)
-        assert sorted(job.codes()) == [-signal.SIGKILL, 0, 0], job.logs()
-        assert_same_bits(job.finals(), undisturbed(2))
+        job.wait_until(lambda: job.lost(0) == [ALL, [1], [1]])
+        worker, other = job.order(0, "wait")
+        for pid in (host, other, worker):
+            os.kill(pid, signal.SIGKILL)
+        job.wait_until(lambda: job.lost(0)[-1] == [0])
+        job.hurry()
+        codes = dict(zip((process.pid for process in job.processes), job.codes(), strict=True))
+        assert codes.pop(other) == -signal.SIGKILL
+        assert codes.pop(agent) != 0
+        assert list(codes.values()) == [0, 0], job.logs()
+        assert_same(job.finals(), undisturbed)
 
 
 def host_of(agent):
     """The process that hosts the rendezvous, if this agent has started it."""
     children = Path(f"/proc/{agent}/task").glob("*/children")
     for child in " ".join(path.read_text() for path in children).split():
-        if "rendezvous_host" in Path(f"/proc/{child}/cmdline").read_text():
-            return int(child)
+        with suppress(OSError):  # it has ended
+            if "rendezvous_host" in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
     return None
 
 
-def test_agents_that_say_different_numbers_of_nodes_are_refused(tmp_path):
-    with agents(tmp_path, "2", JOB, tmp_path) as job:
-        first = job.start()
-        job._arguments[3] = "--nnodes=3"
-        second = job.start()
-        job.wait_until(lambda: first.poll() is not None or second.poll() is not None)
-        said = r"an agent says that there are [23] nodes, others say [23]; give all the same"
-        assert re.search(said, job.logs())
+def test_a_spare_of_the_launcher_takes_the_place_of_a_killed_worker(tmp_path, undisturbed):
+    """Its predecessor's agent stands by."""
+    with closing(Started(tmp_path)) as job:
+        job.run(*LAUNCH, "--nproc", 2, WORKER, tmp_path)
+        worker, _ = job.order(1, "wait")
+        os.kill(worker, signal.SIGKILL)
+        job.wait_until(lambda: job.lost(0) == [ALL, [1]])
+        first, second = (event["parent"] for event in job.events(1, "began"))
+        assert first != second
+        job.hurry()
+        assert job.codes() == [0], job.logs()
+        assert_same(job.finals(), undisturbed)
+        assert running(str(tmp_path)) == []
 
 
-def commands_of_the_readme():
-    section = (ROOT / "README.md").read_text().partition("## Many processes")[2]
-    return re.findall(r"^\$ (.*)$", section.partition("\n## ")[0], re.MULTILINE)
+def test_a_node_is_adopted_and_moves_to_a_machine_that_comes(tmp_path, undisturbed):
+    """Machines vanish and return: another machine has a node meanwhile."""
+    with or_skipped():
+        network = Network(3)
+    endpoint = f"{network.address(0)}:29400"
+    job = Agents(tmp_path, "2", endpoint=endpoint)
 
+    def start(host, **conf):
+        job.start(prefix=network.prefix(host), adopt_after=2, **conf)
+        return len(job.processes) - 1
 
-def run_as_pasted(folder, lines):
-    (folder / "examples").symlink_to(ROOT / "examples")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with agents(folder / "job", "1") as job:
-        environment = {**job.environment, "PATH": path}
-        del environment["CPR_JOB_SECRET_FILE"]
-        done = subprocess.run(
-            ["bash", "-c", "\n".join(lines)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr
-    assert "step  350" in done.stdout, done.stderr
+    try:
+        start(0, node=0)
+        vanishes = start(1, node=1)
+        parked = start(0)
+        job.wait_until(lambda: job.agent_of(1) == vanishes and job.lost(1))
+        network.cut(1)
+        job.wait_until(lambda: job.agent_of(1) == parked)
+        job.wait_until(lambda: f"the loss of machine {network.address(0)}, which" in job.logs())
+        fresh = start(2)
+        job.wait_until(lambda: job.agent_of(1) == fresh)
+        network.mend(1)
+        job.hurry()
+        job.wait_until(lambda: len(job.finals()) == 2)
+        assert job.lost(0) == [ALL, [1], [1]], job.logs()
+        assert_same(job.finals(), undisturbed)
+        assert job.codes() == [0] * 4, job.logs()
+    finally:
+        job.close()
+        network.close()
 
 
 def test_the_commands_of_the_readme_start_a_job_with_a_standby(tmp_path):
     """Copied and pasted; the last one in three terminals, and with a free port."""
-    first, second, torchrun = commands_of_the_readme()[:3]
+    section = (ROOT / "README.md").read_text().partition("## Many processes")[2]
+    commands = re.findall(r"^\$ (.*)$", section.partition("\n## ")[0], re.MULTILINE)
+    first, second, torchrun = commands[:3]
     torchrun = torchrun.replace("29400", str(free_port()))
     waits = [f"wait ${{pids[{n}]}} || exit 1" for n in range(3)]
     starts = [f"{torchrun} & pids[{n}]=$!" for n in range(3)]
-    run_as_pasted(tmp_path, [first, second, *starts, *waits])
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**Started(tmp_path / "job").environment, "PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([first, second, *starts, *waits])],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "step  350" in done.stdout, done.stderr

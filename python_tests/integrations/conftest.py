@@ -6,6 +6,11 @@ import signal
 import pytest
 import torch
 
+from python_tests.distributed.cluster import Nursery, clusters
+from python_tests.distributed.losses import Untouched
+
+WAIT_SECONDS = 200
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
@@ -20,29 +25,58 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="session")
 def torchrec_nursery():
     """A process that has imported TorchRec, and forks workers."""
-    from python_tests.distributed.cluster import Nursery
-
     nursery = Nursery()
     nursery.ask(
-        "wait", nursery.ask("call", "python_tests.integrations.planned_job", "imported"), 10
+        "wait", nursery.ask("call", "python_tests.integrations.planned_job", "imported"), 60
     )
     yield nursery
     nursery.close()
 
 
-@pytest.fixture(scope="session")
-def run_ranks(torchrec_nursery):
-    """Runs ``main(directory, rank, world_size)`` of a module in each rank's process, to its end."""
+@pytest.fixture
+def make_cluster(torchrec_nursery, tmp_path):
+    with clusters(torchrec_nursery, tmp_path) as make:
+        yield make
 
-    def run(module, directory, world_size):
-        ranks = [
-            torchrec_nursery.ask("call", module, "main", str(directory), rank, world_size)
-            for rank in range(world_size)
+
+@pytest.fixture(scope="session")
+def untouched(torchrec_nursery, tmp_path_factory):
+    return Untouched(torchrec_nursery, tmp_path_factory)
+
+
+class Ranks:
+    """Calls ``function(directory, rank, *arguments)`` in each process of a group."""
+
+    def __init__(self, nursery, folders):
+        self.nursery, self._folders = nursery, folders
+
+    def start(self, function, directory, world_size, *arguments):
+        """Return the numbers of the processes."""
+        given = (
+            *("call", "python_tests.integrations.sharded_models", "run_rank"),
+            *(function.__module__, function.__name__),
+            *(str(self._folders.mktemp("meeting") / "file"), str(directory)),
+        )
+        return [
+            self.nursery.ask(*given, rank, world_size, *arguments) for rank in range(world_size)
         ]
-        ends = [torchrec_nursery.ask("wait", pid, 200) for pid in ranks]
-        for pid, end in zip(ranks, ends, strict=True):
+
+    def run(self, function, directory, world_size, *arguments):
+        """Return what each returned."""
+        pids = self.start(function, directory, world_size, *arguments)
+        ends = [self.nursery.ask("wait", pid, WAIT_SECONDS) for pid in pids]
+        for pid, end in zip(pids, ends, strict=True):
             if end is None:
                 os.kill(pid, signal.SIGKILL)
-        assert ends == [0] * world_size
+        assert ends == [0] * world_size, self.logs(directory)
+        files = [directory / f"{function.__name__}-{rank}.pt" for rank in range(world_size)]
+        return [torch.load(file, weights_only=False) for file in files]
 
-    return run
+    @staticmethod
+    def logs(directory):
+        return "\n".join(path.read_text()[-3000:] for path in directory.glob("log-*"))
+
+
+@pytest.fixture(scope="session")
+def ranks(torchrec_nursery, tmp_path_factory):
+    return Ranks(torchrec_nursery, tmp_path_factory)

@@ -1,10 +1,10 @@
-"""One rank of a job with managed collisions: which state each id's row had, step by step.
+"""Ranks of jobs with managed collisions: which state each id's row had, step by step.
 
 FBGEMM's CPU build cannot reset the momentum of rows; this module does it in its place.
 """
 
+import pickle
 import warnings
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -42,10 +42,9 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import cpr_ext
 from cpr_ext import Retention, StoreOptions
-from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
+from cpr_ext.errors import CprError, SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.helpers import open_checkpointer
-from python_tests.integrations.sharded_models import join
 
 IDS = 2**50
 SLOTS = {"a": 40, "b": 28}
@@ -230,19 +229,15 @@ CASES = {
 EXACT = {"priority": cpr_ext.AllRows(), "store": StoreOptions(retention=Retention(3))}
 
 
-def main(folder: str, rank: int, world_size: int) -> None:
-    directory = Path(folder)
-    join(directory / "meeting", rank, world_size)
+def trained(directory, rank):
+    """Train and recover a job of each case."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrackedChangeWarning)
         result = {name: partial(directory, rank, name) for name in CASES}
         result["full"] = full(directory / f"full-{rank}")
     kinds = (UntrackedChangeWarning, SnapshotFailedWarning)
-    result["directory"] = folder
     result["warnings"] = [str(each.message) for each in caught if each.category in kinds]
-    torch.save(result, directory / f"result-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return result
 
 
 def partial(directory, rank, name):
@@ -284,3 +279,76 @@ def full(store):
     again.end()
     other.end()
     return {"step": report.step, "stale": report.rows_stale, "differing": differing, "rows": rows}
+
+
+def resharded(directory, rank, stores, policy, mode, strict, ids):
+    """Take over from another number of ranks, look up, train, and recover again."""
+    job = ManagedJob(directory / f"store-{rank}", seed=3, policy=policy)
+    try:
+        report = job.ckpt.recover(from_store=stores, mode=mode, strict=strict)
+    except CprError as error:
+        return {"error": str(error)}
+    rows, found = job.rows(), looked_up(job, ids)
+    segments = {n: m._output_segments_tensor.tolist() for n, m in job.modules().items()}
+    iterations = {n: int(m._current_iter_tensor) for n, m in job.modules().items()}
+    job.history = {key: [row] for key, row in rows.items()}
+    job.train(report.step + 14)
+    job.end()
+    again = ManagedJob(directory / f"store-{rank}", seed=4, policy=policy)
+    later = again.ckpt.recover()
+    own = again.rows()
+    again.end()
+    return {
+        "error": None, "rows": rows, "found": found, "step": report.step,
+        "differences": report.differences, "rows_of_other_ids": report.rows_of_other_ids,
+        "segments": segments, "iterations": iterations,
+        "foreign": [key for key, row in own.items() if row not in job.history[key]],
+        "same_keys": own.keys() == job.keys_at[later.step],
+    }  # fmt: skip
+
+
+def looked_up(job, ids):
+    """What TorchRec finds for ids; all ranks look up the same."""
+    most = max(map(len, ids.values()))
+    values = [number for name in SLOTS for number in (ids[name] * most)[:most]]
+    keys = [f"{name}0" for name in SLOTS]
+    lengths = torch.ones(len(values), dtype=torch.int64)
+    features = KeyedJaggedTensor(keys, torch.tensor(values), lengths=lengths)
+    job.model.eval()
+    with torch.no_grad():
+        found, _ = job.model.module.bags(features)
+    job.model.train()
+    return {name: found[f"{name}0"][: len(ids[name])].tolist() for name in SLOTS}
+
+
+KILLED = {
+    "default": {"schedule": cpr_ext.EverySteps(3, when_busy="delay")},
+    "points": {**EXACT, "schedule": cpr_ext.EverySteps(2, when_busy="wait")},
+}
+
+
+class WritingJob(ManagedJob):
+    """Writes the rows of each step down."""
+
+    notes = None
+
+    def note(self, step, rows):
+        pickle.dump((step, rows), self.notes)
+        self.notes.flush()
+
+
+def until_killed(directory, rank, life, options):
+    job = WritingJob(directory / f"store-{rank}", seed=life, **KILLED[options])
+    report = job.ckpt.recover(mode="full" if options == "points" and life else "partial")
+    with (directory / f"notes-{rank}").open("ab") as job.notes:
+        job.note(report.step, job.rows())
+        job.train(10**6)
+
+
+def recovered(directory, rank, mode, options):
+    job = ManagedJob(directory / f"store-{rank}", seed=99, **KILLED[options])
+    report = job.ckpt.recover(mode=mode)
+    found = {"step": report.step, "others": report.rows_of_other_ids, "stale": report.rows_stale}
+    found["rows"] = job.rows()
+    job.train(report.step + 4)
+    return found

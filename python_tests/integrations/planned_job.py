@@ -1,18 +1,19 @@
-"""A worker of a job whose tables are cut by a plan: that of ``Settings.options``, over ``hosts``.
+"""Workers of TorchRec jobs: tables that are cut by a plan, or mapped by managed collisions.
 
-One small table is on every worker: TorchRec replicates it in a data-parallel module of its own.
+``Settings.options`` of the first: ``plan``, over ``hosts``. One small table is on every worker:
+TorchRec replicates it in a data-parallel module of its own. Of the second: ``policy``. Half the ids
+of a step are new, and each third step gives them slots of others.
 """
 
 import os
 
 import torch
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from cpr_ext.distributed import Parity
 from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
-from python_tests.distributed.mlp_job import die, die_at_the_next_rename
-from python_tests.distributed.sharded_job import ShardedJob
-from python_tests.integrations.sharded_models import SAMPLES, make_batch, sharded
+from python_tests.distributed.job import Job, die
+from python_tests.integrations import managed_job, sharded_models
 
 REPLICATED = "d"
 
@@ -21,20 +22,19 @@ def imported():
     """Returns at once; whoever forks a process for it has this module, and TorchRec."""
 
 
-class PlannedJob(ShardedJob):
+class PlannedJob(Job):
     def build(self, group):
-        plan, hosts = self.settings.options["plan"], self.settings.options.get("hosts", 1)
+        plan, hosts = self.options["plan"], self.options.get("hosts", 1)
         # As torchrun and `cpr launch` set it on each of so many machines.
         os.environ["LOCAL_WORLD_SIZE"] = str(group.size() // hosts)
-        self.model, optimizers = sharded(
+        self.model, optimizers = sharded_models.sharded(
             plan, "rowwise_adagrad", hosts=hosts,
             env=sharding_env(group), replicated=(REPLICATED,),
         )  # fmt: skip
         return self.model, optimizers
 
     def final_state(self, model):
-        kinds = (torch.Tensor, torch.nn.Parameter)
-        return {n: value for n, value in model.state_dict().items() if type(value) in kinds}
+        return sharded_models.dense_of(model)
 
     def describe(self):
         return {name: [checksum(value)] for name, value in self.final_state(self.model).items()}
@@ -42,40 +42,37 @@ class PlannedJob(ShardedJob):
     def make_checkpointer(self, model, optimizers, directory):
         return self.watched(make_checkpointer, model, optimizers, directory)
 
-    def worker_options(self):
-        options = self.settings.options
-        if "group_size" not in options:
-            return {}
-        rate = options.get("rebuild_rate")
-        return {"parity": Parity(options["group_size"], rebuild_bytes_per_second=rate)}
-
-    def observe(self, event):
-        own = getattr(self.worker._parity, "_own", None)
-        self.settings.digests = own is None or not own.missing.is_any  # of all rows, or none
-        super().observe(event)
-
     def train_step(self, job, step):
-        where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
-        if where == "committing":
-            die_at_the_next_rename()
-            job.checkpointer.save("base")
-            job.checkpointer.wait()
-        inputs, num_samples = self.batch(step)
+        self.between_steps(job, step)
         job.optimizers.zero_grad()
-        if where in ("forward", "backward"):
-            linear = next(m for m in job.model.modules() if isinstance(m, torch.nn.Linear))
-            linear.register_forward_hook(lambda *arguments: self.die_at(where, arguments[2]))
-        job.model(*inputs).backward()
-        if where == "reduced":
-            die()
+        linear = next(m for m in job.model.modules() if isinstance(m, torch.nn.Linear))
+        if self.death in (["forward", step], ["backward", step]):
+            linear.register_forward_hook(self.die_behind_lookups)
+        job.model(*self.batch(step)).backward()
+        self.die_if("reduced", step)
         job.optimizers.step()
-        return num_samples
+        return self.settings.batch_size
+
+    def die_behind_lookups(self, linear, given, values):
+        if self.death[0] == "forward":
+            die()
+        values.register_hook(lambda gradient: die())  # before the rows' gradients are sent
 
     def batch(self, step):
-        return make_batch(step, self.rank)[0], SAMPLES * self.settings.world_size
+        return sharded_models.make_batch(step, self.rank)[0]
 
-    def die_at(self, where, values):
-        """In forward behind the lookups, or in backward before the rows' gradients are sent."""
-        if where == "forward":
-            die()
-        values.register_hook(lambda gradient: die())
+
+class ManagedWorkerJob(PlannedJob):
+    def build(self, group):
+        os.environ["LOCAL_WORLD_SIZE"] = str(group.size())
+        self.model, optimizers = managed_job.sharded(
+            self.options["policy"], RowWiseAdagrad, env=sharding_env(group)
+        )
+        return self.model, optimizers
+
+    def describe(self):
+        maps = managed_job.buffers_of(self.model)
+        return {**super().describe(), **{name: [checksum(v)] for name, v in maps.items()}}
+
+    def batch(self, step):
+        return (managed_job.make_batch(step, self.rank),)

@@ -1,8 +1,11 @@
 """A small TorchRec model, cut by any plan, for tests that train it on one rank or two."""
 
+import importlib
 import os
 from functools import partial
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec import (
@@ -30,7 +33,18 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+import cpr_ext
+from cpr_ext.integrations.torchrec import make_checkpointer
+from python_tests.helpers import assert_same, open_checkpointer
+
 torch.set_num_threads(1)
+
+# Marks of tests in a process that is a group of one rank.
+ALONE = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
+]
+OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
 
 # table -> (rows, dim, features)
 POOLED = {
@@ -77,6 +91,18 @@ def _configs(kind, tables):
         kind(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
         for name, (rows, dim, features) in tables.items()
     ]
+
+
+def run_rank(module, name, meeting, directory, rank, world_size, *arguments):
+    """Call ``name(directory, rank, *arguments)`` in the group; what it returns is left there."""
+    directory = Path(directory)
+    log = os.open(directory / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1), os.dup2(log, 2)
+    join(meeting, rank, world_size)
+    result = getattr(importlib.import_module(module), name)(directory, rank, *arguments)
+    torch.save(result, directory / f"{name}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def join(path, rank=0, world_size=1):
@@ -227,6 +253,69 @@ def lookups_of(steps, world_size):
             for name, ids in make_batch(step, rank)[1].items():
                 counts[name] += torch.bincount(ids, minlength=len(counts[name]))
     return counts
+
+
+def opened(parallel, optimizer, store, **options):
+    """A Checkpointer that saves all rows, and only when it is told to."""
+    options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer, **options}
+    return open_checkpointer(parallel, optimizer, store, **options)
+
+
+def require_resumes(folder, start, *, saved=3, steps=7, is_late=False):
+    """A job that was cut off a step after it had saved ends in the bits of one that was not.
+
+    Args:
+        start: takes a seed; returns the model, its optimizer, and what trains the step of a number.
+        is_late: a step's change of the dense part is applied in the next one.
+    """
+    ends, known = [], None
+    for name, stops in (("whole", [steps]), ("cut off", [saved, steps])):
+        for seed, stop in enumerate(stops):
+            parallel, optimizer, train_step = start(seed)
+            with opened(parallel, optimizer, folder / name) as checkpointer:
+
+                def train(until, checkpointer=checkpointer, train_step=train_step):
+                    while checkpointer.step_count < until:
+                        train_step(checkpointer.step_count)
+                        checkpointer.step(SAMPLES)
+
+                checkpointer.recover()
+                if seed:
+                    assert checkpointer.step_count == saved
+                    assert_same([held(checkpointer), dense_of(parallel)], known)
+                train(stop)
+                known = [held(checkpointer), dense_of(parallel)]
+                if stop == saved:
+                    checkpointer.save("partial").wait_until_done()
+                    train(saved + 1)
+        ends.append(known)
+    whole, cut_off = ends
+    assert whole[1]
+    assert is_late or same_tables(whole[0], cut_off[0])
+    assert is_late or assert_same(*ends) is None
+
+
+def kernels_of(parallel):
+    return [
+        inner.emb_module
+        for module in parallel.modules()
+        if hasattr(module, "_lookups")
+        for lookup in module._lookups
+        for inner in getattr(lookup, "module", lookup)._emb_modules
+    ]
+
+
+def held(checkpointer):
+    return whole_tables(copy_parts(checkpointer.tables))
+
+
+def dense_of(parallel):
+    """What the ranks have alike, by name."""
+    return {
+        name: value.detach().clone()
+        for name, value in parallel.state_dict().items()
+        if type(value) in (torch.Tensor, torch.nn.Parameter)
+    }
 
 
 def copy_parts(tables):

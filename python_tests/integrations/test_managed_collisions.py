@@ -1,12 +1,11 @@
 """TorchRec's managed collisions on 1 to 4 ranks: no row returns under another id."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from python_tests.helpers import open_checkpointer
+from python_tests.helpers import assert_same, flip, open_checkpointer
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
@@ -28,67 +27,57 @@ from python_tests.integrations.managed_job import (
     Model,
     buffers_of,
     make_batch,
+    trained,
 )
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def results(request, tmp_path_factory, run_ranks):
+def job(request, tmp_path_factory, ranks):
+    """What each of so many ranks found, and their stores."""
     directory = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    run_ranks("python_tests.integrations.managed_job", directory, request.param)
-    return [
-        torch.load(directory / f"result-{rank}.pt", weights_only=False)
-        for rank in range(request.param)
-    ]
+    return ranks.run(trained, directory, request.param), directory
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_partial_recovery_has_the_ids_of_its_step_and_each_has_a_row_of_its_own(results, case):
+def test_no_row_is_recovered_under_another_id_and_full_recovery_continues_bit_for_bit(job):
+    """A partial recovery has the ids of its step; their evictions are expected changes."""
+    results, _ = job
+    for case in CASES:
+        for result in results:
+            found = result[case]
+            assert (found["step"], found["rows_of_other_ids"]) == (46, 0)
+            assert found["same_keys"]
+            assert found["foreign"] == []
+        assert sum(result[case]["stale"] for result in results) > 0
+        held, ever = zip(*(result[case]["num_keys"] for result in results), strict=True)
+        assert sum(ever) > sum(held)  # ids were evicted
     for result in results:
-        found = result[case]
-        assert (found["step"], found["rows_of_other_ids"]) == (46, 0)
-        assert found["same_keys"]
-        assert found["foreign"] == []
-    assert sum(result[case]["stale"] for result in results) > 0
-    held, ever = zip(*(result[case]["num_keys"] for result in results), strict=True)
-    assert sum(ever) > sum(held)  # ids were evicted
-
-
-def test_evictions_are_no_change_that_nobody_expected(results):
-    assert [result["warnings"] for result in results] == [[]] * len(results)
-
-
-def test_a_full_recovery_continues_bit_for_bit(results):
-    for result in results:
-        found = result["full"]
-        assert found == {"step": 41, "stale": 0, "differing": [], "rows": True}
+        assert result["warnings"] == []
+        assert result["full"] == {"step": 41, "stale": 0, "differing": [], "rows": True}
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("results", [2], indirect=True)
-def test_damaged_stores_of_another_number_of_ranks_change_nothing(results, tmp_path):
-    stores = []
-    for rank in range(2):
-        stores.append(tmp_path / f"old-{rank}")
-        shutil.copytree(Path(results[0]["directory"]) / f"partial-{rank}", stores[-1])
+@pytest.mark.parametrize("job", [2], indirect=True)
+def test_damaged_stores_of_another_number_of_ranks_change_nothing(job, tmp_path):
+    stores = [tmp_path / f"old-{rank}" for rank in range(2)]
+    for rank, store in enumerate(stores):
+        shutil.copytree(job[1] / f"partial-{rank}", store)
     segment = max(
         stores[1].glob("segments/*-base.safetensors"), key=lambda path: path.stat().st_size
     )
-    content = bytearray(segment.read_bytes())
-    content[-100] ^= 1
-    segment.write_bytes(content)
+    flip(segment, segment.stat().st_size - 100)
     job = ManagedJob(tmp_path / "new", seed=3)
     before = buffers_of(job.model)
     with pytest.raises(DamageError, match=segment.name):
         job.ckpt.recover(from_store=stores)
-    assert all(torch.equal(value, before[name]) for name, value in buffers_of(job.model).items())
+    assert_same(buffers_of(job.model), before)
     assert job.rows() == {}
     job.ckpt.close()
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("results", [1], indirect=True)
-def test_a_new_directory_takes_the_store_of_as_many_ranks(results, tmp_path):
-    store = Path(results[0]["directory"]) / "partial-0"
+@pytest.mark.parametrize("job", [1], indirect=True)
+def test_a_new_directory_takes_the_store_of_as_many_ranks(job, tmp_path):
+    store = job[1] / "partial-0"
     old, new = ManagedJob(store, seed=3), ManagedJob(tmp_path, seed=4)
     old.ckpt.recover()
     new.ckpt.recover(from_store=[store])

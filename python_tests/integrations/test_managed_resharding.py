@@ -1,51 +1,38 @@
 """Managed collisions on another number of ranks: each id's row goes to the rank that has it now."""
 
-import json
-
 import pytest
-import torch
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from cpr_ext.wings.publishing import changed_rows
-from python_tests.integrations.managed_job import IDS, SLOTS
-
-OLD, NEW = (
-    "python_tests.integrations.managed_job",
-    "python_tests.integrations.managed_resharding_job",
-)
+from python_tests.distributed.losses import long
+from python_tests.integrations.managed_job import IDS, SLOTS, resharded, trained
 
 
 @pytest.fixture(scope="module")
-def stores_of(tmp_path_factory, run_ranks):
+def stores_of(tmp_path_factory, ranks):
     """The stores of a job of so many ranks, by case."""
     known = {}
 
     def of(world_size, case):
         if world_size not in known:
             known[world_size] = tmp_path_factory.mktemp(f"old-{world_size}")
-            run_ranks(OLD, known[world_size], world_size)
+            ranks.run(trained, known[world_size], world_size)
         return [known[world_size] / f"{case}-{rank}" for rank in range(world_size)]
 
     return of
 
 
 @pytest.fixture
-def taken_over(stores_of, run_ranks, tmp_path):
+def taken_over(stores_of, ranks, tmp_path):
     """What each rank of a new job has, and what the old stores hold."""
 
-    def take(old, new, case="full", policy="lru", mode="full", *, strict=False, stores=None):
-        stores = stores_of(old, case) if stores is None else stores
+    def take(old, new, case="full", policy="lru", mode="full", *, strict=False):
+        stores = stores_of(old, case)
         held = held_by(stores)
         ids = {name: [key for table, key in held if table == name] for name in SLOTS}
-        given = {"stores": [*map(str, stores)], "policy": policy, "mode": mode}
-        given |= {"strict": strict, "ids": ids}
-        (tmp_path / "given.json").write_text(json.dumps(given))
-        run_ranks(NEW, tmp_path, new)
-        results = [
-            torch.load(tmp_path / f"result-{rank}.pt", weights_only=False) for rank in range(new)
-        ]
-        return results, held
+        given = ([*map(str, stores)], policy, mode, strict, ids)
+        return ranks.run(resharded, tmp_path, new, *given), held
 
     return take
 
@@ -105,12 +92,7 @@ def segments(name, world_size):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        (2, 1),
-        (1, 2),
-        (2, 4),
-        *(pytest.param(*p, marks=pytest.mark.long) for p in ((4, 2), (3, 4), (4, 3))),
-    ],
+    [(2, 1), (1, 2), (2, 4), *(long(*pair) for pair in ((4, 2), (3, 4), (4, 3)))],
 )
 def test_a_full_recovery_gives_each_id_of_other_ranks_its_row(taken_over, old, new):
     results, held = taken_over(old, new)
@@ -129,6 +111,6 @@ def test_a_partial_recovery_takes_rows_by_id_too(taken_over, case, policy):
 
 def test_more_ids_than_slots_are_refused_on_all_ranks_unless_told_otherwise(taken_over):
     results, _ = taken_over(1, 2, strict=True)
-    errors = [result["error"] for result in results]
-    assert all(error is not None for error in errors), errors
+    errors = [result["error"] or "" for result in results]
+    assert all(errors)
     assert any("with the lowest key.last_access_iter are left out" in error for error in errors)

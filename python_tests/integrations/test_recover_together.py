@@ -1,158 +1,109 @@
-"""Under plain torchrun, ranks never go on from different steps, whoever died in a commit."""
+"""Under plain torchrun, ranks never go on from different steps, whoever died in a commit.
+
+Under torchrun itself, with the snippets of the docs: ``test_docs_snippets.py``.
+"""
 
 import json
 import os
-import random
 import signal
 
 import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from python_tests.integrations.together_job import STEPS
+from python_tests.integrations.together_job import STEPS, run, run_plain
 
-JOB = "python_tests.integrations.together_job"
-
-
-@pytest.fixture(scope="module")
-def nursery(torchrec_nursery):
-    torchrec_nursery.ask("wait", torchrec_nursery.ask("call", JOB, "imported"), 60)
-    return torchrec_nursery
+MINE, ALL = True, False
 
 
 class Restarts:
-    """A job whose ranks are all started again when one is dead, as torchrun does it."""
+    """A job of two ranks, which are all started again when one is dead, as torchrun does it."""
 
-    def __init__(self, nursery, directory, *, world_size=2, function="run"):
-        self.nursery, self.directory, self.life = nursery, directory, 0
-        self.world_size, self.function = world_size, function
+    def __init__(self, ranks, directory, function):
+        self.ranks, self.directory, self.life, self.function = ranks, directory, 0, function
+        directory.mkdir(exist_ok=True)
 
-    def live(self, *arguments_by_rank):
-        """One life of all ranks; returns how each ended."""
+    def live(self, *by_rank):
+        """One life, of ranks with these arguments; returns how each ended."""
         self.life += 1
-        pids = [
-            self.nursery.ask(
-                "call", JOB, self.function, str(self.directory), rank, self.world_size, self.life,
-                *arguments,
-            )
-            for rank, arguments in enumerate(arguments_by_rank)
-        ]  # fmt: skip
-        codes = {}
+        pids = self.ranks.start(self.function, self.directory, 2, self.life, by_rank)
+        codes, ask = {}, self.ranks.nursery.ask
         while len(codes) < len(pids):
-            for rank, pid in enumerate(pids):
-                if rank not in codes and (code := self.nursery.ask("wait", pid, 0.05)) is not None:
-                    codes[rank] = code
-            if any(code != 0 for code in codes.values()):
-                for rank in range(self.world_size):
-                    if rank not in codes and self.nursery.ask("wait", pids[rank], 3.0) is None:
-                        os.kill(pids[rank], signal.SIGKILL)
-        return [codes[rank] for rank in range(self.world_size)]
+            for pid in pids:
+                if pid not in codes and (code := ask("wait", pid, 0.05)) is not None:
+                    codes[pid] = code
+            for pid in pids if any(codes.values()) else ():
+                if pid not in codes and ask("wait", pid, 3.0) is None:
+                    os.kill(pid, signal.SIGKILL)
+        return [codes[pid] for pid in pids]
 
-    def told(self):
-        return [
-            json.loads((self.directory / f"{rank}-{self.life}.json").read_text())
-            for rank in range(self.world_size)
-        ]
+    def told(self, steps, *options):
+        """What both ranks told first in a life that ended well."""
+        assert self.live(*((each, *options) for each in steps)) == [0, 0], self.logs()
+        return self.read("")
 
-    def ends(self):
-        """What each rank of the last life held after its last step, in every bit."""
-        return [
-            json.loads((self.directory / f"end-{rank}-{self.life}.json").read_text())
-            for rank in range(self.world_size)
-        ]
+    def read(self, kind):
+        files = [self.directory / f"{kind}{rank}-{self.life}.json" for rank in range(2)]
+        return [json.loads(file.read_text()) for file in files]
 
     def logs(self):
-        return "\n".join(path.read_text()[-2000:] for path in self.directory.glob("log-*"))
+        return self.ranks.logs(self.directory)
 
 
-def kill_in_commits(job, deaths, mode="partial"):
+def kill_in_commits(job, deaths, mode):
     """Lives in each of which one rank dies at a rename; then one more, to see where all are."""
-    told = []
+    steps = []
     for victim, rename in [*deaths, (None, None)]:
-        ends = job.live(*((rename if rank == victim else None, mode) for rank in range(2)))
-        if victim is None:
-            assert ends == [0, 0], job.logs()
-        else:
-            assert ends[victim] == -signal.SIGKILL, f"{victim}, {rename}: {ends}\n{job.logs()}"
-        told.append(job.told())
-    for first, second in told:
+        ends = job.live(*((rename if r == victim else None, mode, STEPS) for r in range(2)))
+        expected = [0, 0] if victim is None else [*ends[:victim], -9, *ends[victim + 1 :]]
+        assert ends == expected, f"{victim}, {rename}: {ends}\n{job.logs()}"
+        first, second = job.read("")
         assert (first["step"], first["samples"]) == (second["step"], second["samples"])
         assert first["facts"] == second["facts"]
-    return [first["step"] for first, _ in told]
-
-
-def test_a_rank_killed_in_a_commit_leaves_no_two_ranks_at_different_steps(nursery, tmp_path):
-    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 3), (0, 4)])
+        steps.append(first["step"])
     assert steps == sorted(steps)
-    assert steps[-1] > 0
+    return steps
 
 
-def test_full_recovery_ends_bit_for_bit_as_a_job_that_nobody_killed(nursery, tmp_path):
-    folders = [tmp_path / name for name in ("killed", "untouched")]
-    for folder in folders:
-        folder.mkdir()
-    killed, untouched = (Restarts(nursery, folder) for folder in folders)
-    steps = kill_in_commits(killed, [(1, 3), (0, 4)], mode="full")
-    assert steps == sorted(steps)
+def test_full_recovery_ends_bit_for_bit_as_a_job_that_nobody_killed(ranks, tmp_path):
+    killed, untouched = (Restarts(ranks, tmp_path / name, run) for name in ("killed", "untouched"))
+    steps = kill_in_commits(killed, [(1, 3), (0, 4)], "full")
     assert steps[1] > 0  # all goes back to what the first life began with
     whole = (None, "full", steps[-1] + STEPS)
     assert untouched.live(whole, whole) == [0, 0], untouched.logs()
-    assert killed.ends() == untouched.ends()
+    assert killed.read("end-") == untouched.read("end-")
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_twenty_five_deaths_in_commits_leave_no_two_ranks_at_different_steps(nursery, tmp_path):
-    chance = random.Random()
-    deaths = [(chance.randrange(2), chance.randrange(4)) for _ in range(25)]
-    print(deaths)
-    steps = kill_in_commits(Restarts(nursery, tmp_path), deaths)
-    assert steps == sorted(steps)
+def test_what_a_rank_lacks_is_told_and_a_value_is_that_of_the_furthest(ranks, tmp_path):
+    """The ranks' newest snapshots are three steps apart."""
+    job = Restarts(ranks, tmp_path, run_plain)
+    job.told((2, 2), ALL, False)
+    told = job.told((1, 4), ALL, False)
+    assert [(t["step"], t["lost"]) for t in told] == [(2, 0), (2, 0)]
+    told = job.told((0, 0), ALL, False)
+    assert [(t["step"], t["lost"]) for t in told] == [(6, 3), (6, 0)]
+    assert told[0]["stale"] is None  # rows that changed in the three steps are older now
+    # Not what that rank's function returns after its restart.
+    assert [t["file"] for t in told] == ["part-1-6"] * 2
 
 
-def test_samples_that_a_rank_lacks_are_told(nursery, tmp_path):
-    """An ordinary Checkpointer; the ranks' newest snapshots are three steps apart."""
-    job = Restarts(nursery, tmp_path, function="run_plain")
-    assert job.live((2, False), (2, False)) == [0, 0]
-    assert job.live((1, False), (4, False)) == [0, 0]
-    assert [told[:2] for told in job.told()] == [[2, 0], [2, 0]]
-    assert job.live((0, False), (0, False)) == [0, 0]
-    assert [told[:2] for told in job.told()] == [[6, 3], [6, 0]]
-    assert job.told()[0][3] is None  # rows that changed in the three steps are older now
+def test_a_replicated_table_is_refused_on_every_rank(ranks, tmp_path):
+    job = Restarts(ranks, tmp_path, run_plain)
+    assert job.live((1, ALL, True), (1, ALL, True)) == [1, 1]
 
 
-def test_a_value_is_that_of_the_furthest_rank(nursery, tmp_path):
-    """Not what that rank's function returns after its restart."""
-    job = Restarts(nursery, tmp_path, function="run_plain")
-    assert job.live((2, False), (5, False)) == [0, 0]
-    assert job.live((0, False), (0, False)) == [0, 0]
-    assert [told[2] for told in job.told()] == [{"epoch": {"epoch": 5, "rank": 1}}] * 2
-
-
-def test_a_replicated_table_is_refused_on_every_rank(nursery, tmp_path):
-    job = Restarts(nursery, tmp_path, function="run_plain")
-    assert job.live((1, True), (1, True)) == [1, 1]
-
-
-def test_each_rank_gets_the_state_back_that_it_says_is_its_own(nursery, tmp_path):
-    job = Restarts(nursery, tmp_path, function="run_readers")
-    assert job.live((3, True), (3, True)) == [0, 0], job.logs()
-    first = job.told()
-    assert job.live((0, True), (0, True)) == [0, 0], job.logs()
-    for rank, said in enumerate(job.told()):
+def test_each_rank_gets_the_state_back_that_it_says_is_its_own(ranks, tmp_path):
+    """Of another step than the job's, if it was saved at another one; that is named."""
+    job = Restarts(ranks, tmp_path, run_plain)
+    first, second = job.told((3, 3), MINE, False), job.told((0, 2), MINE, False)
+    for rank, said in enumerate(second):
         assert said["step"] == 3
         assert said["reader"] == {"rank": rank, "offset": 3 * (100 + rank)}
-        assert said["file"] == f"part-{rank}.parquet"
+        assert said["file"] == f"part-{rank}-3"
         assert (said["differences"], said["warnings"]) == ([], [])
-    assert first[0]["draw"] != first[1]["draw"]
-    assert job.told()[0]["draw"] != job.told()[1]["draw"]
-
-
-def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
-    job = Restarts(nursery, tmp_path, function="run_readers")
-    assert job.live((3, True), (5, True)) == [0, 0], job.logs()
-    assert job.live((0, True), (0, True)) == [0, 0], job.logs()
-    behind, ahead = job.told()
+    for told in (first, second):
+        assert told[0]["draw"] != told[1]["draw"]
+    behind, ahead = job.told((0, 0), MINE, False)
     assert (behind["step"], ahead["step"]) == (5, 5)
     assert behind["reader"] == {"rank": 0, "offset": 300}
     assert behind["differences"] == ["PerRank state is of step 3, the job resumes at 5"]
@@ -161,14 +112,11 @@ def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
     assert ahead["reader"] == {"rank": 1, "offset": 505}
 
 
-def test_without_a_word_all_ranks_get_the_state_of_one(nursery, tmp_path):
-    job = Restarts(nursery, tmp_path, function="run_readers")
-    assert job.live((3, False), (3, False)) == [0, 0], job.logs()
-    assert (
-        "state['reader'], state['draws'], state['file'] of" in job.told()[1]["warnings"][0]
-    )  # at the start
-    assert job.live((0, False), (0, False)) == [0, 0], job.logs()
-    leader, other = job.told()
+def test_without_a_word_all_ranks_get_the_state_of_one(ranks, tmp_path):
+    job = Restarts(ranks, tmp_path, run_plain)
+    started = job.told((3, 3), ALL, False)
+    assert "state['reader'], state['draws'], state['file'] of" in started[1]["warnings"][0]
+    leader, other = job.told((0, 0), ALL, False)
     assert [said["reader"]["rank"] for said in (leader, other)] == [0, 0]
     assert (leader["warnings"], leader["differences"]) == ([], [])
     (text,) = other["warnings"]

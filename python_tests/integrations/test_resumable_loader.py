@@ -51,31 +51,24 @@ class NumpySampler:
         yield from self.random.permutation(SAMPLES).tolist()
 
 
+def loader(data=range(SAMPLES), collate_fn=collate, **options):
+    return DataLoader(data, BATCH, collate_fn=collate_fn, **options)
+
+
+def sampled_by_a_generator():
+    return loader(sampler=RandomSampler(range(SAMPLES), generator=torch.Generator()))
+
+
 LOADERS = {
-    "shuffled": lambda: DataLoader(range(SAMPLES), BATCH, shuffle=True, collate_fn=collate),
-    "own generator": lambda: DataLoader(
-        *(range(SAMPLES), BATCH), shuffle=True, collate_fn=collate, generator=torch.Generator()
-    ),
-    "sampler's generator": lambda: DataLoader(
-        range(SAMPLES),
-        BATCH,
-        sampler=RandomSampler(range(SAMPLES), generator=torch.Generator()),
-        collate_fn=collate,
-    ),
-    "NumPy's generator": lambda: DataLoader(
-        range(SAMPLES), BATCH, sampler=NumpySampler(), collate_fn=collate
-    ),
-    "length not known": lambda: DataLoader(Endless(), BATCH, collate_fn=collate),
-    "workers": lambda: DataLoader(
-        *(range(SAMPLES), BATCH), shuffle=True, num_workers=1, collate_fn=collate
-    ),
-    "workers that stay": lambda: DataLoader(
-        range(SAMPLES),
-        BATCH,
-        shuffle=True,
-        num_workers=1,
-        persistent_workers=True,
-        collate_fn=collate_without_noise,  # such a worker's numbers are others after a restart
+    "shuffled": lambda: loader(shuffle=True),
+    "own generator": lambda: loader(shuffle=True, generator=torch.Generator()),
+    "sampler's generator": sampled_by_a_generator,
+    "NumPy's generator": lambda: loader(sampler=NumpySampler()),
+    "length not known": lambda: loader(Endless()),
+    "workers": lambda: loader(shuffle=True, num_workers=1),
+    # Such a worker's numbers are others after a restart.
+    "workers that stay": lambda: loader(
+        shuffle=True, num_workers=1, persistent_workers=True, collate_fn=collate_without_noise
     ),
 }
 
@@ -155,8 +148,7 @@ def test_a_loader_that_draws_other_batches_again_is_reported(tmp_path):
 
     def job():
         job = Job(tmp_path / "store")
-        sampler = NumpySampler(np.random.default_rng(len(jobs)))
-        job.batches.over(DataLoader(range(SAMPLES), BATCH, sampler=sampler, collate_fn=collate))
+        job.batches.over(loader(sampler=NumpySampler(np.random.default_rng(len(jobs)))))
         jobs.append(job)
         return job
 
@@ -167,7 +159,7 @@ def test_a_loader_that_draws_other_batches_again_is_reported(tmp_path):
         job().run()
 
 
-def test_a_loop_may_be_cut_off_twice_in_an_epoch(tmp_path):
+def test_a_loop_may_be_cut_off_twice_in_an_epoch_and_is_not_trained_again(tmp_path):
     whole = Job(tmp_path / "whole")
     whole.run()
     for stop_after in (9, 2):
@@ -178,13 +170,9 @@ def test_a_loop_may_be_cut_off_twice_in_an_epoch(tmp_path):
     again.run()
     assert again.seen == whole.seen[9:]
     assert_same(again.state(), whole.state())
-
-
-def test_a_finished_loop_is_not_trained_again(tmp_path):
-    Job(tmp_path / "store").run()
-    again = Job(tmp_path / "store")
-    again.run()
-    assert (again.batches.epoch, again.seen) == (EPOCHS, [])
+    finished = Job(tmp_path / "store")
+    finished.run()
+    assert (finished.batches.epoch, finished.seen) == (EPOCHS, [])
 
 
 KINDS_OF_TENSORS = {
@@ -231,24 +219,18 @@ def test_samples_are_counted_by_batch_or_as_the_user_says(tmp_path):
     assert other.ckpt.store.manifest.dense[-1].num_samples == 10 * STEPS
 
 
-def test_other_attributes_are_the_loaders(tmp_path):
-    loader = LOADERS["shuffled"]()
-    batches = ResumableLoader(loader)
-    assert batches.batch_size == BATCH
-    assert len(batches) == len(loader)
-    with pytest.raises(AttributeError, match="no_such"):
-        batches.no_such  # noqa: B018
-
-
 def test_what_cannot_be_resumed_is_refused_with_the_remedy(tmp_path):
     job = Job(tmp_path / "store")
+    assert (job.batches.batch_size, len(job.batches)) == (BATCH, STEPS // EPOCHS)
+    with pytest.raises(AttributeError, match="no_such"):
+        job.batches.no_such  # noqa: B018
     with pytest.raises(UsageError, match=r"with batches.reporting_to\(ckpt\)"):
         job.fit(job.batches)
     with cut_off(job):
         job.run(4)
     before = job.batches.state_dict()["generators"]
     job = Job(tmp_path / "store")
-    job.batches.over(DataLoader(range(8), BATCH, shuffle=True, collate_fn=collate))
+    job.batches.over(loader(range(8), shuffle=True))
     with pytest.raises(UsageError, match="3 batches of this epoch were trained, the loader has 2"):
         job.run()
     job.batches.over(LOADERS["own generator"]())

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_tests.helpers import open_checkpointer
+from python_tests.helpers import assert_same, run_python
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
@@ -17,69 +17,37 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from torchrec.modules.mc_modules import (
-    LRU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
 from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.runtime import cuda
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.trackers import native_trackers
-from python_tests.helpers import run_python
 from python_tests.integrations.sharded_models import (
+    ALONE,
     FUSED,
     NAMES,
     PLANS,
     TABLES,
+    PooledDlrm,
+    SmallDlrm,
     copy_parts,
-    lookups_of,
+    dense_of,
+    held,
+    kernels_of,
     make_batch,
+    opened,
+    require_resumes,
     same_tables,
     sharded,
     train,
-    whole_tables,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
-]
-ALL_ROWS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
-
-
-def kernels_of(parallel):
-    return [
-        inner.emb_module
-        for module in parallel.modules()
-        if hasattr(module, "_lookups")
-        for lookup in module._lookups
-        for inner in getattr(lookup, "module", lookup)._emb_modules
-    ]
-
-
-def held(checkpointer):
-    return whole_tables(copy_parts(checkpointer.tables))
-
-
-def counts_of(checkpointer):
-    return {
-        table.name: torch.tensor(
-            native_trackers(checkpointer._trackers[table.name])[-1].counts()
-        ).long()
-        for table in checkpointer.tables
-    }
+pytestmark = ALONE
 
 
 @pytest.mark.parametrize("fused", FUSED)
@@ -120,51 +88,29 @@ def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
     store = tmp_path_factory.mktemp("store") / "rank-0"
     num_shards = data.draw(st.integers(1, 3))
     parallel, optimizer = sharded(plan, fused)
-    options = {
-        **ALL_ROWS,
-        "num_shards": num_shards,
-        "save_at_close": False,
-        "make": make_checkpointer,
-    }
-    with open_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+    with opened(parallel, optimizer, store, num_shards=num_shards) as checkpointer:
         for steps in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
             train(parallel, optimizer, checkpointer, steps)
             checkpointer.save(data.draw(st.sampled_from(["partial", "base"])))
             checkpointer.wait()
-            saved, step = held(checkpointer), checkpointer.step_count
-        linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
+        saved, step, dense = held(checkpointer), checkpointer.step_count, dense_of(parallel)
         moments = str(optimizer.optimizers[-1][1].state_dict())
         train(parallel, optimizer, checkpointer, data.draw(st.integers(0, 2)))
 
     parallel, optimizer = sharded(plan, fused, seed=1)
-    with open_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+    with opened(parallel, optimizer, store, num_shards=num_shards) as checkpointer:
         train(parallel, optimizer, None, data.draw(st.integers(0, 1)))  # in place of any state
         assert checkpointer.recover().step == step
         assert same_tables(held(checkpointer), saved)
-        for live, before in zip(parallel.module.linear.parameters(), linear, strict=True):
-            assert torch.equal(live, before)
+        assert_same(dense_of(parallel), dense)
         assert str(optimizer.optimizers[-1][1].state_dict()) == moments
-
-
-def test_lookups_are_counted_with_multiplicity(tmp_path):
-    parallel, optimizer = sharded("mixed")
-    with make_checkpointer(
-        parallel, optimizer, tmp_path, **{**ALL_ROWS, "priority": cpr_ext.MostFrequentlyUsed(1.0)}
-    ) as checkpointer:
-        train(parallel, optimizer, checkpointer, 1)
-        checkpointer.wait()  # the base of the first step took its lookups
-        train(parallel, optimizer, checkpointer, 4)
-        counted, expected = counts_of(checkpointer), lookups_of(range(1, 5), world_size=1)
-        for table in checkpointer.tables:
-            (name,) = (name for name, path in NAMES.items() if path == table.part.table)
-            assert torch.equal(counted[table.name], expected[name])
 
 
 def test_only_passes_that_can_change_rows_are_counted(tmp_path):
     parallel, optimizer = sharded("row_wise")
     inputs, looked_up = make_batch(step=7)
     num_lookups = sum(len(ids) for ids in looked_up.values())
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
 
         def counted(run):
             before = checkpointer.metrics.row_updates
@@ -261,7 +207,7 @@ def test_a_lookup_on_a_gpu_waits_for_nothing_and_its_update_for_the_offsets_alon
 
 def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):
     parallel, optimizer = sharded("row_wise")
-    with make_checkpointer(parallel, optimizer, tmp_path, num_shards=4, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path, num_shards=4) as checkpointer:
         train(parallel, optimizer, checkpointer, 2)
         checkpointer.save("base").wait_until_done()
         saved = copy_parts(checkpointer.tables)
@@ -279,14 +225,14 @@ def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):
 
 def test_learning_rate_and_steps_of_fused_optimizers_come_back(tmp_path):
     parallel, optimizer = sharded("mixed", "rowwise_adagrad")
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
         train(parallel, optimizer, checkpointer, 3)
         for group in parallel.fused_optimizer.param_groups:
             group["lr"] = 0.025
         train(parallel, optimizer, checkpointer, 1)
         checkpointer.save("base").wait_until_done()
     parallel, optimizer = sharded("mixed", "rowwise_adagrad")
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
         checkpointer.recover()
         optimizer.step()  # tells the operators the rates of the parameter groups
         for kernel in kernels_of(parallel):
@@ -294,72 +240,26 @@ def test_learning_rate_and_steps_of_fused_optimizers_come_back(tmp_path):
             assert (int(kernel.iter), int(kernel.iter_cpu)) == (4, 4)
 
 
-def test_a_replicated_table_belongs_to_the_dense_part(tmp_path):
-    parallel, optimizer = sharded("row_wise", replicated=["b"])
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        assert NAMES["b"] not in {table.part.table for table in checkpointer.tables}
-        train(parallel, optimizer, checkpointer, 3)
-        checkpointer.save("base").wait_until_done()
-        key = f"{NAMES['b']}.weight"
-        saved = parallel.state_dict()[key].detach().clone()
-        moments = str(optimizer.optimizers[-1][1].state_dict())
-    parallel, optimizer = sharded("row_wise", replicated=["b"], seed=1)
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        assert not torch.equal(parallel.state_dict()[key], saved)
-        checkpointer.recover()
-        assert torch.equal(parallel.state_dict()[key], saved)
-        assert str(optimizer.optimizers[-1][1].state_dict()) == moments
-        inputs, _ = make_batch(0)
-        parallel(*inputs).backward()  # the operator looks up in what was restored
-        assert torch.equal(dict(parallel.named_parameters())[key], saved)
-
-
 def test_state_by_row_has_no_bits_for_columns_cut_anew_and_becomes_their_mean(tmp_path):
-    old, new, again = tmp_path / "old", tmp_path / "new", tmp_path / "again"
+    """Which mean, and of which columns, the matrix of plans says."""
     parallel, optimizer = sharded("column_wise", "rowwise_adagrad")
-    with make_checkpointer(parallel, optimizer, old, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "old") as checkpointer:
         train(parallel, optimizer, checkpointer, 3)
         checkpointer.save("base").wait_until_done()
         trained = held(checkpointer)
     parallel, optimizer = sharded("table_wise", "rowwise_adagrad", seed=1)
-    with make_checkpointer(parallel, optimizer, new, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "new") as checkpointer:
         before = held(checkpointer)
         with pytest.raises(StoreError, match="has one value for the columns"):
-            checkpointer.recover(from_store=[old])
+            checkpointer.recover(from_store=[tmp_path / "old"])
         assert same_tables(before, held(checkpointer))
-        report = checkpointer.recover(from_store=[old], strict=False)
+        report = checkpointer.recover(from_store=[tmp_path / "old"], strict=False)
         assert len(report.differences) == 2 * len(TABLES)
-        joined = held(checkpointer)
-        for name, (_, dim, _) in TABLES.items():
-            then, now = trained[NAMES[name]], joined[NAMES[name]]
-            halves = [then[f"sum[0:{dim // 2}]"], then[f"sum[{dim // 2}:{dim}]"]]
-            assert torch.equal(then["weight"], now["weight"])
-            assert torch.equal(now[f"sum[0:{dim}]"], 0.5 * halves[0] + 0.5 * halves[1])
-        train(parallel, optimizer, checkpointer, 1)
-        checkpointer.save("base").wait_until_done()
-        joined = held(checkpointer)
-    parallel, optimizer = sharded("column_wise", "rowwise_adagrad", seed=2)
-    with make_checkpointer(parallel, optimizer, again, **ALL_ROWS) as checkpointer:
-        checkpointer.recover(from_store=[new], strict=False)
         for name, arrays in held(checkpointer).items():
-            (whole,) = (v for k, v in joined[name].items() if k != "weight")
-            assert torch.equal(arrays["weight"], joined[name]["weight"])
-            assert all(torch.equal(v, whole) for k, v in arrays.items() if k != "weight")
-
-
-def test_an_index_outside_its_table_is_named(tmp_path):
-    parallel, optimizer = sharded("table_wise")
-    with make_checkpointer(parallel, optimizer, tmp_path) as checkpointer:
-        name = checkpointer.tables[0].name
-        checkpointer.record_lookups(name, torch.tensor([10**6]))
-        with pytest.raises(RowIndexError, match="1000000"):
-            checkpointer.step()
-
-
-def test_tables_without_a_fused_optimizer_are_refused(tmp_path):
-    parallel, optimizer = sharded("row_wise", fused=None)
-    with pytest.raises(UsageError, match="compute kernel 'dense' cannot be saved"):
-        make_checkpointer(parallel, optimizer, tmp_path)
+            halves = [value for key, value in trained[name].items() if key != "weight"]
+            [joined] = [value for key, value in arrays.items() if key != "weight"]
+            assert torch.equal(joined, 0.5 * halves[0] + 0.5 * halves[1])
+            assert torch.equal(arrays["weight"], trained[name]["weight"])
 
 
 class Decaying(OptimizerWrapper):
@@ -411,68 +311,91 @@ def wrapped(kind, seed):
     return parallel, WRAPPED[kind](*(inner for _, inner in combined.optimizers))
 
 
-@pytest.mark.parametrize("kind", WRAPPED)
-def test_a_wrapped_optimizer_resumes_bit_for_bit(tmp_path, kind):
+class CountingDlrm(PooledDlrm):
+    """Scales by how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, pooled, sequences):
+        self.calls += 1
+        return super().forward(pooled, sequences) * (1 + 0.01 * self.calls)
+
+
+OTHERS = {
+    "a replicated table": {"replicated": ["b"]},
+    "a buffer around tables": {"model": CountingDlrm},
+}
+
+
+@pytest.mark.parametrize("kind", [*WRAPPED, *OTHERS])
+def test_a_job_resumes_bit_for_bit(tmp_path, kind):
     """Saved in the middle of a stage of the warm-up, with other rates before and after."""
-    parallel, optimizer = wrapped(kind, 0)
-    with make_checkpointer(parallel, optimizer, tmp_path / "whole", **ALL_ROWS) as checkpointer:
-        train(parallel, optimizer, checkpointer, 7)
-        whole = held(checkpointer)
-        linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
-    parallel, optimizer = wrapped(kind, 0)
-    options = {**ALL_ROWS, "save_at_close": False, "make": make_checkpointer}
-    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
-        train(parallel, optimizer, checkpointer, 4)
-        checkpointer.save("base").wait_until_done()
-        train(parallel, optimizer, checkpointer, 1)
-    parallel, optimizer = wrapped(kind, 1)
-    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
-        assert checkpointer.recover().step == 4
-        train(parallel, optimizer, checkpointer, 3)
-        assert same_tables(held(checkpointer), whole)
-        for live, before in zip(parallel.module.linear.parameters(), linear, strict=True):
-            assert torch.equal(live, before)
+
+    def start(seed):
+        if kind in WRAPPED:
+            parallel, optimizer = wrapped(kind, seed)
+        else:
+            options = {"model": SmallDlrm, **OTHERS[kind]}
+            torch.manual_seed(seed)
+            options["model"] = options["model"]()
+            parallel, optimizer = sharded("row_wise", seed=seed, **options)
+            assert dense_of(parallel).keys() > {"linear.weight", "linear.bias"}
+        return parallel, optimizer, lambda step: train(parallel, optimizer, None, 1, first=step)
+
+    require_resumes(tmp_path, start, saved=4)
 
 
 def test_settings_of_a_wrapper_are_those_of_the_program_that_resumes(tmp_path):
-    parallel, combined = sharded("mixed")
-    optimizer = Decaying(combined)
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        train(parallel, optimizer, checkpointer, 2)
-    parallel, combined = sharded("mixed")
-    optimizer = Decaying(combined, decay=0.25)
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        checkpointer.recover()
+    for decay in (0.5, 0.25):
+        parallel, combined = sharded("mixed")
+        optimizer = Decaying(combined, decay=decay)
+        with opened(parallel, optimizer, tmp_path) as checkpointer:
+            checkpointer.recover()
+            train(parallel, optimizer, checkpointer, 2 - checkpointer.step_count)
+            checkpointer.save().wait_until_done()
     assert (optimizer.decay, optimizer.steps) == (0.25, 2)
     assert torch.equal(optimizer.mean, torch.full((2,), 2.5))
 
 
-def test_a_store_of_optimizers_wrapped_otherwise_is_refused(tmp_path):
-    parallel, optimizer = wrapped("warm-up of all", 0)
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+@pytest.mark.parametrize(
+    ("saved", "opens", "says"),
+    [
+        (
+            lambda: wrapped("warm-up of all", 0),
+            lambda: sharded("mixed", "rowwise_adagrad", seed=1),
+            r"WarmupOptimizer\._extra_state' is not in the model",
+        ),
+        (
+            lambda: sharded("row_wise", "adagrad"),
+            lambda: sharded("row_wise", "sgd", seed=1),
+            "fused optimizer exact_sgd does not have",
+        ),
+    ],
+)
+def test_a_store_of_other_optimizers_is_refused(tmp_path, saved, opens, says):
+    parallel, optimizer = saved()
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
         train(parallel, optimizer, checkpointer, 1)
-    parallel, optimizer = sharded("mixed", "rowwise_adagrad", seed=1)
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        checkpointer.save("base").wait_until_done()
+    parallel, optimizer = opens()
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
         before = held(checkpointer)
-        with pytest.raises(StoreError, match=r"WarmupOptimizer\._extra_state' is not in the model"):
+        with pytest.raises(StoreError, match=says):
             checkpointer.recover()
         assert same_tables(before, held(checkpointer))
 
 
-def test_a_store_of_another_fused_optimizer_is_refused(tmp_path):
-    parallel, optimizer = sharded("row_wise", "adagrad")
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        train(parallel, optimizer, checkpointer, 1)
-        checkpointer.wait()
-    parallel, optimizer = sharded("row_wise", "sgd")
-    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
-        with pytest.raises(StoreError, match="fused optimizer exact_sgd does not have"):
-            checkpointer.recover()
-
-
-def test_a_model_in_other_memory_needs_a_new_checkpointer(tmp_path):
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path):
+    parallel, optimizer = sharded("row_wise", fused=None)
+    with pytest.raises(UsageError, match="compute kernel 'dense' cannot be saved"):
+        make_checkpointer(parallel, optimizer, tmp_path / "store")
     parallel, optimizer = sharded("row_wise")
-    with make_checkpointer(parallel, optimizer, tmp_path) as checkpointer:
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
+        checkpointer.record_lookups(checkpointer.tables[0].name, torch.tensor([10**6]))
+        with pytest.raises(RowIndexError, match="1000000"):
+            checkpointer.step()
         for kernel in kernels_of(parallel):
             kernel.weights_host = torch.nn.Parameter(kernel.weights_host.detach().clone())
         with pytest.raises(UsageError, match="was moved to other memory"):
@@ -488,24 +411,3 @@ def test_where_torchrec_is_missing_the_install_line_is_told():
     message = run_python(code, is_new=True)
     assert message.startswith("UsageError TorchRec cannot be imported")
     assert "pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0" in message
-
-
-def test_managed_collisions_are_refused_by_name(tmp_path):
-    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=20, feature_names=["f"])
-    tables = EmbeddingBagCollection(device=torch.device("cpu"), tables=[config])
-    collisions = MCHManagedCollisionModule(
-        zch_size=20,
-        device=torch.device("cpu"),
-        eviction_interval=1,
-        eviction_policy=LRU_EvictionPolicy(),
-        input_hash_size=2**40,
-    )
-    model = ManagedCollisionEmbeddingBagCollection(
-        tables, ManagedCollisionCollection({"t": collisions}, tables.embedding_bag_configs())
-    )
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    with pytest.raises(
-        UsageError, match=r"ManagedCollisionEmbeddingBagCollection: while .* other ids"
-    ):
-        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store")
-    assert not (tmp_path / "store").exists()

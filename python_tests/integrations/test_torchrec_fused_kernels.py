@@ -16,17 +16,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 
-import cpr_ext
-from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.integrations import sharded_models
 from python_tests.integrations.sharded_models import (
-    copy_parts,
+    kernels_of,
+    require_resumes,
     same_tables,
     sharded,
     train,
-    whole_tables,
 )
-from python_tests.integrations.test_torchrec import kernels_of
 
 JOB = "python_tests.integrations.fused_kernel_job"
 FULL, BY_ROW = {"exp_avg", "exp_avg_sq"}, {"exp_avg_sq"}
@@ -86,24 +83,25 @@ DECAYS = {
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.filterwarnings("ignore")  # TorchRec's and FBGEMM's own, by the dozen
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("decay", DECAYS)
 def test_a_job_with_weight_decay_in_its_kernels_resumes(tmp_path, decay, monkeypatch):
     settings = {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.05} | DECAYS[decay]
     monkeypatch.setattr(sharded_models, "settings_of", lambda fused: dict(settings))
-    options = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
-    ends = []
-    for name, stops in (("cut", (3, 7)), ("whole", (7,))):
-        for index, stop in enumerate(stops):
-            parallel, optimizer = sharded("mixed", "rowwise_adagrad", seed=index)
-            with make_checkpointer(parallel, optimizer, tmp_path / name, **options) as ckpt:
-                ckpt.recover()
-                if index == 0:  # what an update by FBGEMM's GPU kernels sets now and then
-                    for kernel in kernels_of(parallel):
-                        kernel.max_counter.fill_(7)
-                train(parallel, optimizer, ckpt, stop - ckpt.step_count)
-                counters = [float(kernel.max_counter) for kernel in kernels_of(parallel)]
-                found = whole_tables(copy_parts(ckpt.tables))
-        assert set(counters) == {7.0 if decay in ("counter", "cowclip") else counters[0]}
-        ends.append(found)
-    assert same_tables(*ends)
+    counters = []
+
+    def start(seed):
+        parallel, optimizer = sharded("mixed", "rowwise_adagrad", seed=seed)
+
+        def train_step(step):
+            counters[:] = [kernel.max_counter for kernel in kernels_of(parallel)]
+            if step == 0:  # what an update by FBGEMM's GPU kernels sets now and then
+                for counter in counters:
+                    counter.fill_(7)
+            train(parallel, optimizer, None, 1, first=step)
+
+        return parallel, optimizer, train_step
+
+    require_resumes(tmp_path, start)
+    if decay in ("counter", "cowclip"):
+        assert set(map(float, counters)) == {7.0}

@@ -4,8 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from python_tests.helpers import open_checkpointer
-
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from torch.nn.parallel import DistributedDataParallel
@@ -31,18 +29,13 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-import cpr_ext
 from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer, sharded_tables
-from python_tests.integrations.sharded_models import copy_parts, same_tables, sharded, whole_tables
+from python_tests.integrations.sharded_models import ALONE, opened, require_resumes, sharded
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
-]
+pytestmark = ALONE
 TABLES = {"a": 30, "b": 17}
-DIM, BAGS, SAVED, STEPS = 8, 4, 3, 6
-OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
+DIM, BAGS = 8, 4
 
 
 def bags(**options):
@@ -161,72 +154,42 @@ def batch(step, *, is_weighted):
     return KeyedJaggedTensor(keys, torch.cat(values), weights, lengths=lengths)
 
 
-def train(parallel, optimizer, ckpt, steps, kind):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        parallel(batch(ckpt.step_count, is_weighted=kind == "weighted")).backward()
-        optimizer.step()
-        ckpt.step(BAGS)
-
-
-def held(parallel, ckpt):
-    dense = {
-        name: value.detach().clone()
-        for name, value in parallel.named_parameters()
-        if "embedding_bags" not in name
-    }
-    return whole_tables(copy_parts(ckpt.tables)), dense
+@pytest.fixture(autouse=True)
+def towers(monkeypatch):
+    """TorchRec 1.8 gives device_ids, which DistributedDataParallel refuses on the CPU."""
+    monkeypatch.setattr(
+        embedding_tower_sharding,
+        "DistributedDataParallel",
+        lambda module, device_ids, **options: DistributedDataParallel(module, **options),
+    )
 
 
 @pytest.mark.parametrize(("kind", "plan"), CASES)
-def test_a_module_resumes_bit_for_bit(tmp_path, kind, plan, monkeypatch):
-    # TorchRec 1.8 gives device_ids, which DistributedDataParallel refuses on the CPU.
-    monkeypatch.setattr(
-        embedding_tower_sharding,
-        "DistributedDataParallel",
-        lambda module, device_ids, **options: DistributedDataParallel(module, **options),
-    )
-    parallel, optimizer = build(kind, plan, 0)
-    with make_checkpointer(parallel, optimizer, tmp_path / "whole", **OPTIONS) as ckpt:
-        assert len(ckpt.tables) == len(TABLES)
-        train(parallel, optimizer, ckpt, STEPS, kind)
-        tables, dense = held(parallel, ckpt)
-    assert dense
-    options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
-    parallel, optimizer = build(kind, plan, 0)
-    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
-        train(parallel, optimizer, ckpt, SAVED, kind)
-        ckpt.save("partial").wait_until_done()
-        train(parallel, optimizer, ckpt, 1, kind)
-    parallel, optimizer = build(kind, plan, 1)
-    with open_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as ckpt:
-        assert ckpt.recover().step == SAVED
-        train(parallel, optimizer, ckpt, STEPS - SAVED, kind)
-        found, live = held(parallel, ckpt)
-    assert same_tables(found, tables)
-    assert live.keys() == dense.keys()
-    assert all(torch.equal(live[name], value) for name, value in dense.items())
+def test_a_module_resumes_bit_for_bit(tmp_path, kind, plan):
+    def start(seed):
+        parallel, optimizer = build(kind, plan, seed)
+
+        def train_step(step):
+            optimizer.zero_grad()
+            parallel(batch(step, is_weighted=kind == "weighted")).backward()
+            optimizer.step()
+
+        return parallel, optimizer, train_step
+
+    require_resumes(tmp_path, start)
 
 
-def test_a_module_that_hides_its_tables_is_refused(tmp_path, monkeypatch):
-    """As a tower of a kind that is not known would; without a word its rows would be lost."""
-    monkeypatch.setattr(
-        embedding_tower_sharding,
-        "DistributedDataParallel",
-        lambda module, device_ids, **options: DistributedDataParallel(module, **options),
-    )
+def test_modules_that_hide_or_replicate_their_tables_are_refused(tmp_path, monkeypatch):
+    """As a tower of a kind that is not known would; without a word its rows would be lost.
+
+    2-D parallelism needs several ranks to be built; its class is what is refused.
+    """
     parallel, optimizer = build("EmbeddingTower", "table_row_wise", 0)
     monkeypatch.setattr(sharded_tables, "ShardedEmbeddingTower", type("Other", (), {}))
     with pytest.raises(UsageError, match=r"embedding_bags\.a\.weight' is sharded by"):
         make_checkpointer(parallel, optimizer, tmp_path / "store")
-    assert not (tmp_path / "store").exists()
-
-
-def test_replicas_of_shards_are_refused_by_name(tmp_path):
-    """2-D parallelism needs several ranks to be built; its class is what is refused."""
     model = DMPCollection.__new__(DMPCollection)
     torch.nn.Module.__init__(model)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(UsageError, match="DMPCollection"):
         make_checkpointer(model, optimizer, tmp_path / "store")
     assert not (tmp_path / "store").exists()
@@ -234,9 +197,7 @@ def test_replicas_of_shards_are_refused_by_name(tmp_path):
 
 def test_a_pipeline_that_stashes_is_refused_when_it_appears(tmp_path, monkeypatch):
     parallel, optimizer = sharded("table_wise")
-    with open_checkpointer(
-        parallel, optimizer, tmp_path, save_at_close=False, make=make_checkpointer
-    ) as ckpt:
+    with opened(parallel, optimizer, tmp_path) as ckpt:
         monkeypatch.setattr(MemoryStashingManager, "_device_to_host_stream", object())
         with pytest.raises(UsageError, match="a pipeline stashes tables"):
             ckpt.tables[0].arrays()

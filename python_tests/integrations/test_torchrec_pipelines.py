@@ -14,24 +14,16 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from torchrec.streamable import Pipelineable
 
-import cpr_ext
-from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.integrations.sharded_models import (
-    SAMPLES,
+    ALONE,
     PooledDlrm,
-    copy_parts,
     make_batch,
-    same_tables,
+    require_resumes,
     sharded,
-    whole_tables,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("alone", "no_streams", "own_settings"),
-    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
-]
-OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
-SAVED, STEPS = 3, 7
+pytestmark = [*ALONE, pytest.mark.usefixtures("no_streams", "own_settings")]
+STEPS = 7
 EAGER = {"backend": "eager", "dynamic": False, "fullgraph": False}
 PIPELINES = {
     "TrainPipelineBase": {},
@@ -130,50 +122,26 @@ class Staged:
 def start(kind, seed):
     torch.manual_seed(seed)
     parallel, optimizer = sharded("mixed", "rowwise_adagrad", seed=seed, model=Trained())
-    if kind == "StagedTrainPipeline":
-        return parallel, optimizer, Staged(parallel, optimizer)
     parallel._compiled_autograd_options = EAGER
-    pipeline = getattr(train_pipelines, kind)(
-        parallel, optimizer, torch.device("cpu"), **PIPELINES[kind]
-    )
+    if kind == "StagedTrainPipeline":
+        pipeline = Staged(parallel, optimizer)
+    else:
+        make = getattr(train_pipelines, kind)
+        pipeline = make(parallel, optimizer, torch.device("cpu"), **PIPELINES[kind])
     if kind.startswith("Prefetch"):
         pipeline._data_dist_stream = NoStream()  # without one it does not prefetch
-    return parallel, optimizer, pipeline
+    data = []
 
+    def train_step(step):
+        data[:] = data or [batches(step)]
+        pipeline.progress(data[0])
 
-def train(pipeline, ckpt, data, steps):
-    for _ in range(steps):
-        pipeline.progress(data)
-        ckpt.step(SAMPLES)
-
-
-def held(parallel, ckpt):
-    dense = [p.detach().clone() for p in parallel.module.linear.parameters()]
-    return whole_tables(copy_parts(ckpt.tables)), dense
+    return parallel, optimizer, train_step
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_a_job_in_a_pipeline_resumes_as_it_was(tmp_path, kind):
     """Of the pipeline that applies a batch late, the state is that of the batches applied."""
-    parallel, optimizer, pipeline = start(kind, 0)
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **OPTIONS) as ckpt:
-        train(pipeline, ckpt, batches(0), SAVED)
-        ckpt.save("partial").wait_until_done()
-        saved, dense = held(parallel, ckpt)
-    parallel, optimizer, pipeline = start(kind, 1)
-    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **OPTIONS) as ckpt:
-        report = ckpt.recover()
-        assert (report.step, report.rows_stale) == (SAVED, 0)
-        found, live = held(parallel, ckpt)
-        assert same_tables(found, saved)
-        assert all(map(torch.equal, live, dense))
-        train(pipeline, ckpt, batches(SAVED), STEPS - SAVED)
-        resumed, ended = held(parallel, ckpt)
-    if kind == "TrainPipelineSemiSync":
-        return  # it applies the dense part of a batch after it has looked up the next one
-    parallel, optimizer, pipeline = start(kind, 0)
-    with make_checkpointer(parallel, optimizer, tmp_path / "whole", **OPTIONS) as ckpt:
-        train(pipeline, ckpt, batches(0), STEPS)
-        whole, linear = held(parallel, ckpt)
-    assert same_tables(resumed, whole)
-    assert all(map(torch.equal, ended, linear))
+    # It applies the dense part of a batch after it has looked up the next one.
+    is_late = kind == "TrainPipelineSemiSync"
+    require_resumes(tmp_path, lambda seed: start(kind, seed), steps=STEPS, is_late=is_late)

@@ -11,16 +11,19 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 
-import cpr_ext
 from cpr_ext.errors import UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
-from python_tests.integrations.sharded_models import NAMES, sharded
-from python_tests.integrations.test_torchrec import held, kernels_of, same_tables
+from cpr_ext.integrations.torchrec import find_sharded_tables
+from python_tests.integrations.sharded_models import (
+    ALONE,
+    NAMES,
+    held,
+    kernels_of,
+    opened,
+    same_tables,
+    sharded,
+)
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
-]
+pytestmark = ALONE
 
 
 def place(operator, location, memory):
@@ -42,8 +45,8 @@ def placed(location, memory, plan="mixed"):
     return parallel, optimizer
 
 
-def test_rows_in_a_gpus_memory_are_views_of_it():
-    parallel, _ = placed(EmbeddingLocation.DEVICE, "dev")
+def test_rows_in_a_gpus_memory_are_views_of_it_saved_and_restored_in_place(tmp_path):
+    parallel, optimizer = placed(EmbeddingLocation.DEVICE, "dev")
     operators = kernels_of(parallel)
     memory = {
         name: {getattr(op, f"{kind}_dev").untyped_storage().data_ptr() for op in operators}
@@ -55,43 +58,27 @@ def test_rows_in_a_gpus_memory_are_views_of_it():
         assert table.array_names() == ["sum", "weight"]
         for name, array in table.arrays().items():
             assert array.untyped_storage().data_ptr() in memory[name]
-
-
-def test_rows_in_a_gpus_memory_are_saved_and_restored_in_place(tmp_path):
-    parallel, optimizer = placed(EmbeddingLocation.DEVICE, "dev")
-    options = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
-    with make_checkpointer(parallel, optimizer, tmp_path, **options) as checkpointer:
-        for number, operator in enumerate(kernels_of(parallel)):
+    with opened(parallel, optimizer, tmp_path) as checkpointer:
+        for number, operator in enumerate(operators):
             operator.weights_dev.fill_(number + 1)
             operator.momentum1_dev.fill_(number + 10)
         checkpointer.save("base")
         checkpointer.wait()
         saved = held(checkpointer)
-        for operator in kernels_of(parallel):
+        for operator in operators:
             operator.weights_dev.zero_()
         assert not same_tables(held(checkpointer), saved)
         checkpointer.recover()
         assert same_tables(held(checkpointer), saved)
-
-
-def test_rows_that_moved_within_the_gpu_need_a_new_checkpointer():
-    parallel, _ = placed(EmbeddingLocation.DEVICE, "dev")
-    table = find_sharded_tables(parallel)[0]
-    for operator in kernels_of(parallel):
+    for operator in operators:  # within the GPU
         operator.weights_dev = operator.weights_dev.clone()
     with pytest.raises(UsageError, match="was moved to other memory"):
-        table.arrays()
+        tables[0].arrays()
 
 
-@pytest.mark.parametrize(
-    ("location", "why"),
-    [
-        (EmbeddingLocation.MTIA, "an unknown place"),
-    ],
-)
-def test_rows_elsewhere_are_refused_by_name(tmp_path, location, why):
-    parallel, optimizer = placed(location, "uvm", plan="table_wise")
-    refusal = rf"'\S+embedding\S+': EmbeddingLocation.{location.name}: {why}.* 'fused'"
+def test_rows_elsewhere_are_refused_by_name(tmp_path):
+    parallel, optimizer = placed(EmbeddingLocation.MTIA, "uvm", plan="table_wise")
+    refusal = r"'\S+embedding\S+': EmbeddingLocation.MTIA: an unknown place.* 'fused'"
     with pytest.raises(UsageError, match=refusal):
-        make_checkpointer(parallel, optimizer, tmp_path / "s")
+        opened(parallel, optimizer, tmp_path / "s")
     assert not (tmp_path / "s").exists()

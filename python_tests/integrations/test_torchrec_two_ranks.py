@@ -1,6 +1,4 @@
-"""Two processes with a part of the tables each: what they save, recover, and cut anew."""
-
-from pathlib import Path
+"""Processes with a part of the tables each: what they save, recover, and export."""
 
 import pytest
 import torch
@@ -8,68 +6,41 @@ from safetensors.torch import load_file
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
+from cpr_ext.distributed import worker_directory
 from cpr_ext.errors import StoreError
-from cpr_ext.integrations.torchrec import make_checkpointer
-from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.wings.tools.maintenance import export, read_rows, verify
+from cpr_ext.wings.tools.maintenance import export, read_rows, verify, verify_job
+from python_tests.distributed.losses import long
+from python_tests.helpers import assert_same
+from python_tests.integrations.sharded_job import SAVED_STEPS, under_each_plan
 from python_tests.integrations.sharded_models import (
     NAMES,
     PLANS,
-    copy_parts,
+    SmallDlrm,
     lookups_of,
-    same_tables,
+    opened,
     sharded,
     whole_tables,
 )
-from python_tests.integrations.two_rank_job import CASES, SAVED_STEPS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory, run_ranks):
-    """The directory of a job of two ranks that has ended."""
-    directory = tmp_path_factory.mktemp("two-ranks")
-    run_ranks("python_tests.integrations.two_rank_job", directory, 2)
-    return directory
-
-
-def results(job, plan):
-    return [torch.load(job / f"{plan}-{rank}.pt", weights_only=False) for rank in range(2)]
-
-
-def together(job, plan, what):
-    return whole_tables([part for result in results(job, plan) for part in result[what]])
+@pytest.fixture(scope="module", params=[2, long(3), long(4)])
+def job(request, tmp_path_factory, ranks):
+    """What each rank of a job found that has ended, and their stores by plan."""
+    directory, size = tmp_path_factory.mktemp("ranks"), request.param
+    found = ranks.run(under_each_plan, directory, size)
+    return found, lambda plan: [worker_directory(directory / plan, n, size) for n in range(size)]
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_rank_recovers_its_rows_and_dense_part_bit_for_bit(job, plan):
-    for result in results(job, plan):
-        assert result["step"] == SAVED_STEPS
-        trained, recovered = result["trained"], result["recovered"]
-        assert [part for part, _ in trained] == [part for part, _ in recovered]
-        for (_, before), (_, after) in zip(trained, recovered, strict=True):
-            assert before.keys() == after.keys()
-            assert all(torch.equal(before[name], after[name]) for name in before)
-        assert result["dense"].keys() == result["recovered_dense"].keys() >= {"linear.weight"}
-        for name, value in result["dense"].items():
-            assert torch.equal(value, result["recovered_dense"][name])
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_parts_of_all_ranks_make_up_the_tables(job, plan):
-    for name, arrays in together(job, plan, "trained").items():
-        assert name in NAMES.values()
-        assert not any(array.isnan().any() for array in arrays.values())
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_each_rank_counts_the_lookups_of_all_ranks_in_its_rows(job, plan):
+def test_each_rank_recovers_its_rows_and_counts_the_lookups_of_all_ranks_in_them(job, plan):
     # The base at step 1 took the first step's lookups.
-    expected = lookups_of(range(1, SAVED_STEPS), world_size=2)
+    expected = lookups_of(range(1, SAVED_STEPS), world_size=len(job[0]))
     seen = 0
-    for result in results(job, plan):
+    for result in (result[plan] for result in job[0]):
+        assert result["step"] == SAVED_STEPS
+        assert_same(result["recovered"], result["trained"])
+        assert result["trained"][1].keys() >= {"linear.weight"}
         for part, counts in result["counts"]:
             (table,) = (table for table, name in NAMES.items() if name == part.table)
             assert torch.equal(counts, expected[table][slice(*part.rows)]), part
@@ -78,69 +49,61 @@ def test_each_rank_counts_the_lookups_of_all_ranks_in_its_rows(job, plan):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_stores_of_both_ranks_are_recovered_into_another_plan(job, plan):
-    trained = together(job, plan, "trained")
-    regrouped = together(job, plan, "regrouped")
-    assert same_tables(trained, regrouped)
-    for result in results(job, plan):
-        for name, value in results(job, plan)[0]["dense"].items():
-            assert torch.equal(value, result["regrouped_dense"][name])
+def test_a_job_is_exported_as_the_gathered_model_bit_for_bit(job, plan, tmp_path):
+    results, stores = [result[plan] for result in job[0]], job[1](plan)
+    report = export(stores[0].parent, tmp_path / "out")
+    assert len(report.stores) == len(results)
+    assert (report.step, report.notes) == (SAVED_STEPS, ())
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    rows = load_file(tmp_path / "out" / "optimizer_rows.safetensors")
+    tables = whole_tables([part for result in results for part in result["trained"][0]])
+    assert not any(array.isnan().any() for table in tables.values() for array in table.values())
+    expected = {f"{name}.weight": arrays["weight"] for name, arrays in tables.items()}
+    assert_same(model, {**results[0]["trained"][1], **expected})
+    assert expected.keys() == {f"{name}.weight" for name in NAMES.values()}
+    for name, arrays in tables.items():
+        for state in arrays.keys() - {"weight"}:
+            assert torch.equal(rows.pop(exported_name(name, state, arrays)), arrays[state])
+    assert not rows
+    plain = SmallDlrm()
+    plain.load_state_dict(model, strict=True)
+    assert_same(dict(plain.state_dict()), model)
+    assert verify_job(stores[0].parent).is_sound
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_stores_of_both_ranks_are_recovered_by_one(job, plan, alone, tmp_path):
-    fused, _ = CASES[plan]
-    stores = [job / plan / f"rank-{rank}" for rank in range(2)]
-    # A rank alone has whole rows, unless its plan cuts them; then their state is cut alike.
-    parallel, optimizer = sharded("column_wise" if plan == "column_wise" else "row_wise", fused)
-    with make_checkpointer(parallel, optimizer, tmp_path / "new") as checkpointer:
-        checkpointer.recover(from_store=stores)
-        found = whole_tables(copy_parts(checkpointer.tables))
-    # The job has trained a step more since, but saved nothing of it.
-    assert same_tables(found, together(job, plan, "trained"))
+def exported_name(name, state, arrays):
+    """``sum[0:8]`` of ``whole_tables`` is ``sum`` where that is of all columns."""
+    is_whole = state.endswith(f"[0:{arrays['weight'].shape[1]}]")
+    return f"{name}.weight.{state.partition('[')[0] if is_whole else state}"
 
 
-def test_a_store_that_is_left_out_is_missed(job, alone, tmp_path):
-    parallel, optimizer = sharded("row_wise", "rowwise_adagrad")
-    with make_checkpointer(parallel, optimizer, tmp_path / "new") as checkpointer:
-        before = copy_parts(checkpointer.tables)
-        with pytest.raises(StoreError, match="is not, or not as a whole, in the stores"):
-            checkpointer.recover(from_store=[job / "row_wise" / "rank-0"])
-        for (_, arrays), table in zip(before, checkpointer.tables, strict=True):
-            assert torch.equal(arrays["weight"], table.weight)
-
-
-def test_the_same_store_twice_is_refused(job, alone, tmp_path):
-    stores = [job / "row_wise" / f"rank-{rank}" for rank in (0, 1, 1)]
-    parallel, optimizer = sharded("row_wise", "rowwise_adagrad")
-    with make_checkpointer(parallel, optimizer, tmp_path / "new") as checkpointer:
-        with pytest.raises(StoreError, match="is in two of the stores"):
-            checkpointer.recover(from_store=stores)
-
-
-def test_a_rank_cannot_open_the_store_of_another(job, alone):
+def test_stores_that_do_not_make_up_the_tables_are_refused_and_change_nothing(job, alone, tmp_path):
+    stores = job[1]("row_wise")
     parallel, optimizer = sharded("row_wise", "rowwise_adagrad")
     with pytest.raises(StoreError, match="holds another model"):
-        make_checkpointer(parallel, optimizer, job / "row_wise" / "rank-1")
-
-
-def test_a_store_tells_which_part_of_each_table_it_holds(job):
-    for rank in range(2):
-        for table in StoreReader(job / "row_wise" / f"rank-{rank}").tables.values():
-            assert isinstance(table.part, TablePart)
-            assert table.name == table.part.name
-            assert table.part.rows[0] == rank * -(-table.part.num_embeddings // 2)
+        opened(parallel, optimizer, stores[1])
+    with opened(parallel, optimizer, tmp_path / "new") as checkpointer:
+        before = [table.weight.clone() for table in checkpointer.tables]
+        for given, says in (
+            (stores[:1], "is not, or not as a whole, in the stores"),
+            ([*stores, stores[1]], "is in two of the stores"),
+        ):
+            with pytest.raises(StoreError, match=says):
+                checkpointer.recover(from_store=given)
+        assert all(map(torch.equal, before, [table.weight for table in checkpointer.tables]))
 
 
 def test_every_tool_reads_the_store_of_a_rank(job, tmp_path):
-    stores = [job / "mixed" / f"rank-{rank}" for rank in range(2)]
-    for store, result in zip(stores, results(job, "mixed"), strict=True):
+    for store, result in zip(job[1]("mixed"), job[0], strict=True):
+        parts, dense = result["mixed"]["trained"]
+        assert {t.part: t.name for t in StoreReader(store).tables.values()} == {
+            part: part.name for part, _ in parts
+        }
         assert verify(store).damaged == []
-        for part, arrays in result["trained"]:
-            rows = read_rows(store, part.name, range(part.shape[0]))
-            assert all(torch.equal(rows.arrays[name], array) for name, array in arrays.items())
         export(store, tmp_path / store.name)
         exported = load_file(tmp_path / store.name / "model.safetensors")
-        for part, arrays in result["trained"]:
+        for part, arrays in parts:
+            rows = read_rows(store, part.name, range(part.shape[0]))
+            assert all(torch.equal(rows.arrays[name], array) for name, array in arrays.items())
             assert torch.equal(exported[f"{part.name}.weight"], arrays["weight"])
-        assert torch.equal(exported["linear.weight"], result["dense"]["linear.weight"])
+        assert torch.equal(exported["linear.weight"], dense["linear.weight"])

@@ -5,7 +5,6 @@ of an operator for a GPU: rows that training looks up are newer in a cache until
 """
 
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -20,23 +19,23 @@ from torchrec.distributed.embedding_lookup import (
 
 import cpr_ext
 from cpr_ext.errors import UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
+from cpr_ext.integrations.torchrec import find_sharded_tables
 from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.saving.snapshot_rows import SnapshotRows
-from python_tests.helpers import open_checkpointer
-from python_tests.integrations.sharded_models import copy_parts, sharded, train, whole_tables
-from python_tests.integrations.test_torchrec import held, kernels_of, same_tables
+from python_tests.integrations.sharded_models import (
+    ALONE,
+    copy_parts,
+    held,
+    kernels_of,
+    opened,
+    same_tables,
+    sharded,
+    train,
+    whole_tables,
+)
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
-]
-ALL_ROWS = {
-    "priority": cpr_ext.AllRows(),
-    "schedule": cpr_ext.EverySteps(10**6),
-    "save_at_close": False,
-}
-opened = partial(open_checkpointer, make=make_checkpointer)
+pytestmark = ALONE
+MANAGED, CACHED = EmbeddingLocation.MANAGED, EmbeddingLocation.MANAGED_CACHING
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +66,9 @@ class CachedOperator:
             setattr(operator, f"{name}_physical_placements", [int(location)] * len(placements))
             delattr(operator, f"{name}_uvm")
             # State is never cached. Without a cache neither are weights.
-            is_cached = name == "weights" and location == EmbeddingLocation.MANAGED_CACHING
+            is_cached = name == "weights" and location == CACHED
             operator.register_buffer(f"{name}_uvm", host.clone() if is_cached else host)
-        if location == EmbeddingLocation.MANAGED_CACHING:
+        if location == CACHED:
             operator.flush, operator.reset_cache_states = self.flush, self.rows.clear
             operator.register_forward_pre_hook(self._look_up, with_kwargs=True)
 
@@ -113,7 +112,7 @@ class CachedOperator:
             self._write(self.operator.weights_uvm, key)
 
 
-def cached(plan, fused="adagrad", location=EmbeddingLocation.MANAGED_CACHING, seed=0):
+def cached(plan, fused="adagrad", location=CACHED, seed=0):
     parallel, optimizer = sharded(plan, fused, seed=seed)
     return parallel, optimizer, [CachedOperator(each, location) for each in kernels_of(parallel)]
 
@@ -121,29 +120,21 @@ def cached(plan, fused="adagrad", location=EmbeddingLocation.MANAGED_CACHING, se
 def plain(plan, fused, num_steps):
     """The rows of a model without a cache after so many steps."""
     parallel, optimizer = sharded(plan, fused)
-    train_from(parallel, optimizer, 0, num_steps)
-    return rows_of(parallel)
-
-
-def rows_of(parallel):
+    train(parallel, optimizer, None, num_steps, first=0)
     return whole_tables(copy_parts(find_sharded_tables(parallel)))
-
-
-def train_from(parallel, optimizer, first, num_steps):
-    train(parallel, optimizer, None, num_steps, first=first)
 
 
 def stored(store, plan, fused):
     """The rows that a model without a cache gets from a store."""
     parallel, optimizer = sharded(plan, fused, seed=2)
-    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, store) as checkpointer:
         checkpointer.recover()
         return held(checkpointer)
 
 
 def check_saving(store, plan, fused, location, **options):
     parallel, optimizer, _ = cached(plan, fused, location)
-    with opened(parallel, optimizer, store, **{**ALL_ROWS, **options}) as checkpointer:
+    with opened(parallel, optimizer, store, **options) as checkpointer:
         for kind, num_steps in (("base", 3), ("partial", 2), ("partial", 4)):
             train(parallel, optimizer, checkpointer, num_steps)
             checkpointer.save(kind)
@@ -155,7 +146,7 @@ def check_saving(store, plan, fused, location, **options):
 
 def check_recovery(store, plan, fused, location):
     parallel, optimizer, _ = cached(plan, fused, location)
-    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
+    with opened(parallel, optimizer, store) as checkpointer:
         train(parallel, optimizer, checkpointer, 4)
         checkpointer.save()
         checkpointer.wait()
@@ -164,8 +155,8 @@ def check_recovery(store, plan, fused, location):
         train(parallel, optimizer, checkpointer, 5)
         assert same_tables(held(checkpointer), plain(plan, fused, 9))
     parallel, optimizer, _ = cached(plan, fused, location, seed=1)
-    with opened(parallel, optimizer, store, **ALL_ROWS) as checkpointer:
-        train_from(parallel, optimizer, 0, 2)
+    with opened(parallel, optimizer, store) as checkpointer:
+        train(parallel, optimizer, None, 2, first=0)
         assert checkpointer.recover().step == 4
         train(parallel, optimizer, checkpointer, 5)
         assert same_tables(held(checkpointer), plain(plan, fused, 9))
@@ -178,8 +169,7 @@ def check_lost_shards(store, plan, fused, location):
         parallel, optimizer = (
             cached(plan, fused, location)[:2] if is_cached else sharded(plan, fused)
         )
-        options = {**ALL_ROWS, "num_shards": 3}
-        with opened(parallel, optimizer, store / str(is_cached), **options) as checkpointer:
+        with opened(parallel, optimizer, store / str(is_cached), num_shards=3) as checkpointer:
             train(parallel, optimizer, checkpointer, 4)
             checkpointer.save()
             checkpointer.wait()
@@ -195,7 +185,7 @@ def check_lost_shards(store, plan, fused, location):
 CHECKS = [check_saving, check_recovery, check_lost_shards]
 
 
-@pytest.mark.parametrize("location", [EmbeddingLocation.MANAGED, EmbeddingLocation.MANAGED_CACHING])
+@pytest.mark.parametrize("location", [MANAGED, CACHED])
 @pytest.mark.parametrize(("plan", "fused"), [("mixed", "rowwise_adagrad"), ("table_wise", "sgd")])
 @pytest.mark.parametrize("check", CHECKS)
 def test_rows_are_those_of_a_model_in_other_memory(tmp_path, check, plan, fused, location):
@@ -204,9 +194,7 @@ def test_rows_are_those_of_a_model_in_other_memory(tmp_path, check, plan, fused,
 
 @pytest.mark.parametrize("priority", [cpr_ext.AllRows(), cpr_ext.LargestChange(fraction=1.0)])
 def test_ways_of_saving_read_the_newest_rows(tmp_path, priority):
-    location = EmbeddingLocation.MANAGED_CACHING
-    options = {"priority": priority}
-    check_saving(tmp_path / "s", "mixed", "adagrad", location, **options)
+    check_saving(tmp_path / "s", "mixed", "adagrad", CACHED, priority=priority)
 
 
 def test_rows_that_are_captured_in_later_steps_are_flushed_then(tmp_path, monkeypatch):
@@ -219,8 +207,8 @@ def test_rows_that_are_captured_in_later_steps_are_flushed_then(tmp_path, monkey
         return capture(rows, step, **options | {"max_bytes": 1})
 
     parallel, optimizer, caches = cached("mixed")
-    options = {**ALL_ROWS, "schedule": cpr_ext.EverySteps(1)}
-    with opened(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
+    every = cpr_ext.EverySteps(1)
+    with opened(parallel, optimizer, tmp_path / "s", schedule=every) as checkpointer:
         num_steps = len(checkpointer.tables)  # a chunk of each
         with monkeypatch.context() as slowly:
             slowly.setattr(SnapshotRows, "capture", capture_a_chunk)
@@ -247,13 +235,12 @@ def test_the_checks_see_rows_that_are_not_flushed_or_not_forgotten(
     instead = RowCache.flush if mistake == "forget" else lambda cache: None
     monkeypatch.setattr(RowCache, mistake, instead)
     with pytest.raises(AssertionError):
-        check(tmp_path / "s", "mixed", "adagrad", EmbeddingLocation.MANAGED_CACHING)
+        check(tmp_path / "s", "mixed", "adagrad", CACHED)
 
 
 def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):
     parallel, optimizer, caches = cached("mixed")
-    options = {**ALL_ROWS, "num_shards": 3}
-    with opened(parallel, optimizer, tmp_path / "s", **options) as checkpointer:
+    with opened(parallel, optimizer, tmp_path / "s", num_shards=3) as checkpointer:
         for _ in range(2):
             train(parallel, optimizer, checkpointer, 3)
             before = [each.num_flushes for each in caches]
@@ -266,15 +253,20 @@ def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):
         assert [each.num_flushes for each in caches] == [count + 1 for count in before]
 
 
-def test_prefetching_into_the_cache_is_refused(tmp_path):
+def test_prefetching_and_a_cache_of_another_precision_are_refused(tmp_path):
     parallel, optimizer, caches = cached("table_wise")
     operator = caches[0].operator
     operator.prefetch_pipeline = True
     with pytest.raises(UsageError, match=r"'bags\S+': .*prefetch_pipeline=False"):
         opened(parallel, optimizer, tmp_path / "s")
-    assert not (tmp_path / "s").exists()
     operator.prefetch_pipeline = False
-    with opened(parallel, optimizer, tmp_path / "s", **ALL_ROWS) as checkpointer:
+    right = operator.lxu_cache_weights
+    operator.lxu_cache_weights = torch.zeros(0, 0, dtype=torch.float16)
+    with pytest.raises(UsageError, match=r"its cache has torch.float16, the table torch.float32"):
+        opened(parallel, optimizer, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    operator.lxu_cache_weights = right
+    with opened(parallel, optimizer, tmp_path / "s") as checkpointer:
         train(parallel, optimizer, checkpointer, 1)
         checkpointer.save("base")
         checkpointer.wait()
@@ -287,10 +279,3 @@ def test_prefetching_into_the_cache_is_refused(tmp_path):
         with pytest.raises(UsageError, match="rows of later batches ahead"):
             checkpointer.tables[0].arrays()
         operator.prefetch_stream = None
-
-
-def test_a_cache_of_another_precision_is_refused(tmp_path):
-    parallel, optimizer, caches = cached("table_wise")
-    caches[0].operator.lxu_cache_weights = torch.zeros(0, 0, dtype=torch.float16)
-    with pytest.raises(UsageError, match=r"its cache has torch.float16, the table torch.float32"):
-        opened(parallel, optimizer, tmp_path / "s")

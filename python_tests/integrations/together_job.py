@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.distributed import recover_together
@@ -19,7 +18,7 @@ from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.storage.retention import Retention
 from python_tests.file_reader import Reader
 from python_tests.helpers import open_checkpointer
-from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
+from python_tests.integrations.sharded_models import SAMPLES, make_batch, sharded
 
 STEPS = 9
 # Full-recovery points at the same steps everywhere.
@@ -27,10 +26,6 @@ EXACT = {
     "schedule": cpr_ext.EverySteps(2, when_busy="wait"), "priority": cpr_ext.AllRows(),
     "store": cpr_ext.StoreOptions(retention=Retention(full_recovery_points=3)),
 }  # fmt: skip
-
-
-def imported():
-    """Returns at once; whoever forks a process for it has this module, and TorchRec."""
 
 
 def die_at_rename(number):
@@ -46,12 +41,9 @@ def die_at_rename(number):
     Path.replace = replace
 
 
-def run(directory, rank, world_size, life, dies_at, mode, num_steps=STEPS):
-    directory = Path(directory)
-    log = os.open(directory / f"log-{rank}-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    join(directory / f"meeting-{life}", rank, world_size)
+def run(directory, rank, life, by_rank):
+    """One life of a TorchRec job."""
+    dies_at, mode, num_steps = by_rank[rank]
     torch.manual_seed(rank)  # nobody else sees to it that replicas are the same
     model, optimizer = sharded("row_wise", "rowwise_adagrad", seed=10 * life + rank)
     # Ranks save when they are ready: here at steps of their own, if they may.
@@ -69,7 +61,7 @@ def run(directory, rank, world_size, life, dies_at, mode, num_steps=STEPS):
             optimizer.zero_grad()
             model(*inputs).backward()
             optimizer.step()
-            checkpointer.step(SAMPLES * world_size)
+            checkpointer.step(SAMPLES * len(by_rank))
             checkpointer.wait()
         end = {"facts": facts_of(model, checkpointer, buffers=True)}
         end["tables"] = [
@@ -77,66 +69,45 @@ def run(directory, rank, world_size, life, dies_at, mode, num_steps=STEPS):
             for table in checkpointer.tables
         ]
         (directory / f"end-{rank}-{life}.json").write_text(json.dumps(end))
-    dist.destroy_process_group()
 
 
-def run_plain(directory, rank, world_size, life, steps, refuses):
-    """Without TorchRec: an ordinary Checkpointer, recovered together, at a step of its own."""
-    join(Path(directory) / f"meeting-{life}", rank, world_size)
-    torch.manual_seed(rank)
-    model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
-    if refuses:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    epoch = {"epoch": 0, "rank": rank}
-    with cpr_ext.Checkpointer(
-        model, optimizer, f"{directory}/store-{rank}", state={"epoch": lambda: epoch}
-    ) as checkpointer:
-        report = recover_together(checkpointer)
-        (Path(directory) / f"{rank}-{life}.json").write_text(
-            json.dumps([report.step, report.samples_lost, report.state, report.rows_stale])
-        )
-        for step in range(report.step, report.step + steps):
-            model(torch.tensor([[1, 2]])).sum().backward()
-            optimizer.step()
-            epoch["epoch"] = step + 1
-            checkpointer.step()
-        checkpointer.save("base").wait_until_done()
-    dist.destroy_process_group()
+def run_plain(directory, rank, life, by_rank):
+    """An ordinary Checkpointer, at a step of its own; each rank reads files of its own.
 
-
-def run_readers(directory, rank, world_size, life, steps, owns):
-    """Each rank reads files of its own; ``owns``: and says so."""
-    join(Path(directory) / f"meeting-{life}", rank, world_size)
+    By rank: how many steps; whether it says that these are its own; whether a table is replicated.
+    """
+    steps, owns, is_replicated = by_rank[rank]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
+    if is_replicated:
+        model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reader, draws = Reader(rank), torch.Generator().manual_seed(rank)
-    state = {"reader": reader, "draws": draws, "file": lambda: f"part-{rank}.parquet"}
+    reader, draws, at = Reader(rank), torch.Generator().manual_seed(rank), [0]
+    state = {"reader": reader, "draws": draws, "file": lambda: f"part-{rank}-{at[0]}"}
     mark = cpr_ext.PerRank if owns else lambda each: each
+    state = {name: mark(each) for name, each in state.items()}
+    store = directory / f"store-{rank}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with open_checkpointer(
-            model,
-            optimizer,
-            f"{directory}/store-{rank}",
-            state={name: mark(each) for name, each in state.items()},
-            save_at_close=False,
+            model, optimizer, store, state=state, save_at_close=False
         ) as checkpointer:
             report = recover_together(checkpointer)
             said = {
                 "step": report.step,
+                "lost": report.samples_lost,
+                "stale": report.rows_stale,
                 "reader": reader.state_dict(),
                 "file": report.state.get("file"),
                 "differences": report.differences,
                 "warnings": [str(each.message) for each in caught],
                 "draw": torch.randint(0, 1000, (4,), generator=draws).tolist(),
             }
-            (Path(directory) / f"{rank}-{life}.json").write_text(json.dumps(said))
-            for _ in range(steps):
+            (directory / f"{rank}-{life}.json").write_text(json.dumps(said))
+            for step in range(report.step, report.step + steps):
                 reader.offset += 100 + rank
                 model(torch.tensor([[1, 2]])).sum().backward()
                 optimizer.step()
+                at[0] = step + 1
                 checkpointer.step()
             checkpointer.save("base").wait_until_done()
-    dist.destroy_process_group()

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, decide
-from python_tests.distributed.mlp_job import SAMPLES
 
 BATCH = 2
 
@@ -132,24 +131,16 @@ def test_every_process_tells_each_lost_sample_once_in_any_order_of_losses(story)
     world.check()
 
 
-def test_a_survivor_lost_later_has_lost_all_since_its_own_snapshot():
+def test_what_was_lost_is_told_once_and_forgotten_by_a_job_that_goes_back():
     """Worker 0 was lost at 1,280 samples, worker 1 at 2,560; both had saved nothing since 640."""
-    first = LossAccount.empty(2).add([640, 1280], 1280)
+    none = LossAccount.empty(2)
+    first = none.add([640, 1280], 1280)
     second = first.add([2560, 640], 2560)
-    assert first.beyond(LossAccount.empty(2)) == (640, 0)
-    assert second.beyond(first) == (0, 1920)
-
-
-def test_what_was_lost_and_told_is_not_told_again():
-    first = LossAccount.empty(1).add([10], 30)
-    second = first.add([10], 50)
-    third = second.add([40], 60)
-    assert (second.beyond(first), third.beyond(second)) == ((20,), (10,))
-    assert third.counted == (((10, 60),),)
-
-
-def test_a_job_that_goes_back_forgets_losses_of_later_samples():
-    account = LossAccount.empty(2).add([10, 40], 60)
+    assert (first.beyond(none), second.beyond(first)) == ((640, 0), (0, 1920))
+    third = second.add([700, 2560], 2600)
+    assert third.beyond(second) == (1320, 40)
+    assert third.counted == (((640, 2600),), ((640, 2600),))
+    account = none.add([10, 40], 60)
     assert account.going_back_to(50).counted == (((10, 50),), ((40, 50),))
     assert account.going_back_to(10).counted == ((), ())
 
@@ -160,26 +151,6 @@ def test_an_account_is_the_same_behind_the_wire(losses):
     for held, samples in losses:
         account = account.add([held], samples)
     assert LossAccount.from_plain(account.to_plain()) == account
-
-
-def test_a_job_tells_what_a_survivor_lost_later_had_lost_since_its_own_snapshot(make_cluster):
-    """Both save step 1 and no other; worker 1 is lost in its fifth step, worker 0 in its ninth."""
-    suicides = {"1": {"1": ["reduced", 4]}, "0": {"1": ["reduced", 8]}}
-    cluster = make_cluster(
-        job=("python_tests.distributed.mlp_job", "MlpJob"), num_steps=10, world_size=2,
-        every_steps=1000, suicides=suicides,
-        options={"variants": ["plain"], "layers": (8, 16, 1), "waits": True},
-    )  # fmt: skip
-    cluster.start()
-    for victim in (1, 0):
-        cluster.wait_for_death(victim)
-        cluster.start(victim)
-    cluster.finish()
-    batch = 2 * SAMPLES
-    _, first, second = (event["recovery"] for event in cluster.recoveries(1))
-    assert (first["lost"], second["lost"]) == ([1], [0])
-    assert first["samples_lost"] == [0, (first["step"] - 1) * batch]
-    assert second["samples_lost"] == [(second["step"] - 1) * batch, 0]
 
 
 def test_a_job_that_goes_back_tells_nothing_of_samples_that_it_trains_again():

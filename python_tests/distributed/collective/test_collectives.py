@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.dtypes import DTYPE_NAMES
+from python_tests.helpers import same_bits
 
 
 @given(
@@ -29,13 +30,7 @@ def test_every_bit_of_every_tensor_arrives(kinds, seed):
     assert arrived.skeleton == {"a": [1, None, "x"]}
     assert list(arrived.tensors) == list(tensors)
     for name, tensor in tensors.items():
-        other = arrived.tensors[name]
-        assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape)
-        assert bits_of(other) == bits_of(tensor)
-
-
-def bits_of(tensor):
-    return tensor.reshape(-1).view(torch.uint8).tolist()
+        assert same_bits(arrived.tensors[name], tensor)
 
 
 def test_what_is_sent_is_json_and_bytes():

@@ -107,13 +107,9 @@ def test_what_cannot_be_reset_is_refused_by_name(make, message):
         data_parallel.refuse_unsupported(model, ())
     with pytest.raises(UsageError, match=message):
         data_parallel.reset(model)
-
-
-def test_a_sharded_optimizer_is_refused_by_name():
-    model = ddp()
     optimizer = ZeroRedundancyOptimizer.__new__(ZeroRedundancyOptimizer)
     with pytest.raises(UsageError, match="ZeroRedundancyOptimizer cannot be used"):
-        data_parallel.refuse_unsupported(model, [optimizer])
+        data_parallel.refuse_unsupported(ddp(), [optimizer])
 
 
 def test_hooks_without_a_state_of_their_own_are_kept(group):
@@ -139,10 +135,24 @@ def test_a_table_in_data_parallelism_is_replicated_also_where_it_is_tied():
     assert [t.name for t in data_parallel.replicated_tables(model, tables)] == ["tied"]
     with pytest.raises(UsageError, match="table 'tied': replicated by DistributedDataParallel"):
         data_parallel.refuse_replicated_tables(model, tables)
-
-
-def test_a_table_that_data_parallelism_ignores_is_a_workers_own():
     module = torch.nn.Sequential(torch.nn.Embedding(10, 2), linear())
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
-    model = ddp(module)
-    assert data_parallel.replicated_tables(model, find_tables(model)) == []
+    ignores = ddp(module)
+    assert data_parallel.replicated_tables(ignores, find_tables(ignores)) == []
+
+
+def test_layouts_differ_by_what_a_module_is_given():
+    frozen = linear()
+    frozen.bias.requires_grad_(False)
+    layouts = [
+        data_parallel.layout_of(made, is_learned=False)
+        for made in (
+            *(ddp(), ddp(frozen), ddp(torch.nn.Linear(3, 4)), ddp(static_graph=True)),
+            *(ddp(find_unused_parameters=True), ddp(broadcast_buffers=False), ddp(bucket_cap_mb=1)),
+        )
+    ]
+    keys = [{k for k in each if each[k] != layouts[0][k]} for each in layouts[1:]]
+    assert keys == [
+        *({"parameters"}, {"parameters"}, {"static_graph"}, {"find_unused_parameters"}),
+        *({"broadcast_buffers"}, {"bucket_bytes"}),
+    ]

@@ -14,13 +14,14 @@ from cpr_ext.errors import UsageError
 VARIABLES = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
+MADE = []
+
+
 class FakeNCCL(dist.ProcessGroupGloo):
-    """Gloo in NCCL's place; what was made, and what of it was aborted."""
+    """Gloo in NCCL's place; what was made."""
 
     class Options:
         _timeout = None
-
-    made, aborted = [], []
 
     def __init__(self, store, rank, world_size, options):
         gloo = dist.ProcessGroupGloo._Options()
@@ -28,14 +29,14 @@ class FakeNCCL(dist.ProcessGroupGloo):
         gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         super().__init__(store, rank, world_size, gloo)
         assert {name: os.environ.get(name) for name in VARIABLES} == VARIABLES
-        self.made.append((self, store, options._timeout))
+        MADE.append((self, store, options._timeout))
 
 
 @pytest.fixture
 def group(monkeypatch):
     for name in VARIABLES:
         monkeypatch.setenv(name, "of before")
-    FakeNCCL.made.clear()
+    MADE.clear()
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
     yield init_group(0, 1, nccl=True)
     dist.destroy_process_group()
@@ -46,20 +47,15 @@ def test_every_round_has_a_communicator_of_its_own_which_ends_with_it(group):
     for number in range(2):
         group.configure(Round(HashStore(), time_out, "127.0.0.1"))
         inner = group.connect()
-        assert len(FakeNCCL.made) == number + 1
-        nccl, _, given = FakeNCCL.made[-1]
+        assert len(MADE) == number + 1
+        nccl, _, given = MADE[-1]
         assert given == time_out
         assert inner._get_backend(torch.device("cuda")) is nccl
         assert inner._get_backend(torch.device("cpu")) is not nccl
-        values = torch.ones(1)
-        group.allreduce([values]).wait()
+        group.allreduce([torch.ones(1)]).wait()
         group.abort()
-    assert FakeNCCL.made[0][1] is not FakeNCCL.made[1][1]
-
-
-def test_subgroups_have_it_too(group):
-    subgroup = dist.new_group([0])
-    assert subgroup.uses_nccl
+    assert MADE[0][1] is not MADE[1][1]
+    assert dist.new_group([0]).uses_nccl
 
 
 def test_a_torch_without_it_is_refused_before_anything_is_made(monkeypatch):
@@ -67,11 +63,7 @@ def test_a_torch_without_it_is_refused_before_anything_is_made(monkeypatch):
     with pytest.raises(UsageError, match="has no NCCL: install a build with CUDA, or leave nccl"):
         init_group(0, 1, nccl=True)
     assert not dist.is_initialized()
-
-
-def test_without_being_asked_for_it_is_not_made(monkeypatch):
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", None, raising=False)
-    group = init_group(0, 1)
+    group = init_group(0, 1)  # it is not asked for
     group.configure(Round(HashStore(), timedelta(seconds=7), "127.0.0.1"))
     group.connect()
     group.abort()

@@ -26,10 +26,6 @@ def alone():
     dist.destroy_process_group()
 
 
-def test_this_torch_is_known():
-    torch_private.require_known_torch()
-
-
 def without(name):
     return lambda patch: patch.delattr(DistributedDataParallel, name)
 
@@ -49,7 +45,6 @@ def with_a_group_that_takes_options(patch):
     ("change", "named"),
     [
         (without("_build_params_for_reducer"), "_build_params_for_reducer"),
-        (without("_set_static_graph"), "_set_static_graph"),
         (with_another_signature, "_ddp_init_helper"),
         (with_a_group_that_takes_options, "a gloo group .* 'options'"),
         (lambda patch: patch.delattr(dist.ProcessGroup, "abort"), "a gloo group .* 'abort'"),
@@ -63,18 +58,16 @@ def test_another_torch_is_refused_when_the_group_is_made(monkeypatch, change, na
     assert not dist.is_initialized()
 
 
-def test_an_instance_without_what_is_set_is_refused_when_the_worker_starts(alone):
-    ddp = DistributedDataParallel(torch.nn.Linear(3, 2))
-    del ddp._comm_hooks
-    with pytest.raises(UsageError, match=r"_comm_hooks. Tried: torch 2\.13\.0 and 2\.15\.0"):
-        data_parallel.refuse_unsupported(ddp, ())
-
-
-def test_a_reducer_that_does_not_take_its_buckets_is_refused(alone, monkeypatch):
+def test_an_instance_that_lacks_what_is_set_or_does_not_take_its_buckets_is_refused(
+    alone, monkeypatch
+):
     ddp = DistributedDataParallel(torch.nn.Linear(3, 2))
     monkeypatch.setattr(torch_private, "_push_buckets", lambda ddp: False)
     with pytest.raises(UsageError, match="buckets that are made before the first step"):
         data_parallel.reset(ddp)
+    del ddp._comm_hooks
+    with pytest.raises(UsageError, match=r"_comm_hooks. Tried: torch 2\.13\.0 and 2\.15\.0"):
+        data_parallel.refuse_unsupported(ddp, ())
 
 
 def test_private_names_of_torch_are_in_one_file():

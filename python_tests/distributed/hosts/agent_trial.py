@@ -4,13 +4,10 @@ There is a machine more than there are nodes, and on some machines a second agen
 adopted, and move on.
 """
 
-import json
 import os
 import signal
 import time
-from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 
 from cpr_ext.distributed.rendezvous import nodes
 from python_tests.distributed.agents import Agents
@@ -18,7 +15,7 @@ from python_tests.distributed.hosts import faults
 from python_tests.distributed.hosts.trial import HostsCluster, Trial
 from python_tests.distributed.meeting_place import serve
 
-WORKER = Path(__file__).with_name("agent_worker.py")
+MADE = ("directory", "port")  # of its own
 NUM_RESTARTS = 100
 NUM_PARKED = 3  # so that one is left if two machines are cut off
 ADOPT_SECONDS = 1
@@ -35,14 +32,13 @@ class AgentCluster(HostsCluster):
     """Of each rank it knows the newest process that has begun."""
 
     def begin(self, network, num_agents):
-        folder = Path(self.settings.directory)
-        (folder / "settings").write_text(json.dumps(asdict(self.settings)))
+        known = {name: value for name, value in vars(self.settings).items() if name not in MADE}
         num_nodes = f"{self.settings.world_size}:{num_agents}"
         endpoint = f"{self.settings.host}:{self.settings.port}"
         self.agents = Agents(
-            folder, num_nodes, WORKER, folder, endpoint=endpoint, num_restarts=NUM_RESTARTS
+            self.folder, num_nodes, endpoint=endpoint, num_restarts=NUM_RESTARTS, **known
         )
-        (folder / "secret").write_text(self.settings.secret)
+        (self.folder / "secret").write_text(self.settings.secret)
         self.network, self.agent_of = network, {}
         self.host_of_agent, self.agent_in = {}, []
         for host in (*range(num_agents), *range(NUM_PARKED)):

@@ -4,13 +4,14 @@ import faulthandler
 import importlib
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
 
 from cpr_ext.distributed import Worker
 from python_tests.distributed.hosts.fate_job import worker_options
-from python_tests.distributed.sharded_job import Settings
+from python_tests.distributed.journal import Settings
 
 
 class _StartedByAgent:
@@ -28,11 +29,20 @@ class _StartedByAgent:
         return self.worker
 
 
-if __name__ == "__main__":
+def main(folder):
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
-    settings = Settings(**json.loads(Path(sys.argv[1], "settings").read_text()))
+    settings = Settings(**json.loads(Path(folder, "settings").read_text()))
     module, name = settings.job
     job = getattr(importlib.import_module(module), name)
-    type("Job", (_StartedByAgent, job), {})(settings).run()
+    job = type("Job", (_StartedByAgent, job), {})(settings)
+    identity = job.worker.identity
+    said = identity.rank, identity.world_size
+    assert tuple(int(os.environ[n]) for n in ("RANK", "WORLD_SIZE")) == said
+    assert "CPR_JOB_SECRET" not in os.environ
+    job.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -8,8 +8,6 @@ takes 45 s for a step, or all take 60 s for one; and an agent is stopped for 20 
 meets again or changes its place is a false death. Time-outs are the library's own.
 """
 
-import ctypes
-import json
 import os
 import random
 import signal
@@ -20,58 +18,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import torch
-from torch import nn
-
-from cpr_ext.distributed import Parity, Worker
-from python_tests.distributed.agents import Agents
+from python_tests.distributed.agents import Agents, order
 from python_tests.distributed.namespaces import Network
 
 WORKERS, BUSY_LOOPS = 3, 20
-ENDLESS = 10**9
-#: How long a worker sleeps in a step, and whether it holds the interpreter meanwhile.
-DELAYS = {"a GIL held for 30 s": (30, True), "a step of 45 s": (45, False)}
-
-
-def build(group):
-    torch.manual_seed(0)
-    head = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
-    table = nn.EmbeddingBag(2000, 8, sparse=True)
-    optimizers = [torch.optim.Adagrad(m.parameters(), lr=0.1) for m in (table, head)]
-    return nn.ModuleDict({"table": table, "head": head}), optimizers
-
-
-def work(folder):
-    """Train, and note each event but steps."""
-
-    def observe(event):
-        if event.kind != "step":
-            with (folder / f"notes-{os.getpid()}").open("a") as notes:
-                print(event.kind, "at step", event.step, file=notes)
-
-    worker = Worker.from_environment(
-        folder / "store", recovery="exact", parity=Parity(group_size=WORKERS), observe=observe
-    )
-
-    def train_step(job, step):
-        draw = torch.Generator().manual_seed(1000 * step + job.rank)
-        rows = torch.randint(0, 2000, (32, 4), generator=draw)
-        for optimizer in job.optimizers:
-            optimizer.zero_grad()
-        job.model["head"](job.model["table"](rows)).square().mean().backward()
-        for optimizer in job.optimizers:
-            optimizer.step()
-        (folder / f"step-{job.rank}").write_text(str(step))
-        command = folder / f"command-{job.rank}"
-        if command.exists():
-            seconds, holds = json.loads(command.read_text())
-            command.unlink()
-            library = ctypes.PyDLL(None) if holds else ctypes.CDLL(None)  # the first keeps the GIL
-            library.usleep(int(1e6 * seconds)) if seconds < 1 else library.sleep(int(seconds))
-        time.sleep(0.02)
-        return len(rows) * job.world_size
-
-    worker.run(build, train_step, num_steps=ENDLESS)
+STEPS = 200_000  # hours
+#: What a worker does in a step; it holds the interpreter meanwhile, or not.
+DELAYS = {"a GIL held for 30 s": "hold 30", "a step of 45 s": "sleep 45"}
 
 
 class Watched:
@@ -80,49 +33,43 @@ class Watched:
     def __init__(self, folder, network, seed):
         self.folder, self.chance, self.counts = folder, random.Random(seed), Counter()
         endpoint = f"{network.address(0)}:29400"
-        nodes = f"{WORKERS}:{WORKERS + 1}"
-        script = ("-m", "python_tests.distributed.hosts.healthy", "--work", folder)
-        self.agents = Agents(folder, nodes, *script, endpoint=endpoint, num_restarts=100)
+        nodes, known = f"{WORKERS}:{WORKERS + 1}", {"num_steps": STEPS, "step_seconds": 0.02}
+        self.agents = Agents(
+            folder, nodes, endpoint=endpoint, num_restarts=100, world_size=WORKERS, **known
+        )
         for host in range(WORKERS + 1):
             self.agents.start(prefix=network.prefix(host))
-        self.agents.wait_until(lambda: len(self.steps()) == WORKERS and min(self.steps()) > 20)
+        self.agents.wait_until(lambda: min(self.steps()) > 20)
 
     def steps(self):
-        found = (self.folder / f"step-{rank}" for rank in range(WORKERS))
-        return [int(path.read_text() or 0) for path in found if path.exists()]
-
-    def notes(self):
-        """The notes of each process that worked."""
-        return {path.name: path.read_text() for path in sorted(self.folder.glob("notes-*"))}
+        return [len(self.agents.events(rank, "step")) for rank in range(WORKERS)]
 
     def faults(self):
         """What a healthy job does not have."""
-        notes = self.notes()
-        found = [f"{len(notes)} processes worked: {notes}"] if len(notes) != WORKERS else []
-        for name, text in notes.items():
-            if [line.split()[0] for line in text.splitlines()] != ["joined", "recovered"]:
-                found.append(f"{name}: {text}")
+        found = []
+        for rank in range(WORKERS):
+            for kind in ("began", "joined", "recovered"):
+                events = self.agents.events(rank, kind)
+                found += [f"worker {rank}: {events}"] if len(events) != 1 else []
         codes = [agent.poll() for agent in self.agents.processes]
         return found + [f"an agent ended with {code}" for code in codes if code is not None]
 
-    def order(self, seconds, holds, ranks):
+    def order(self, what, *ranks):
         for rank in ranks:
-            path = self.folder / f"command-{rank}"
-            path.with_suffix(".new").write_text(json.dumps([seconds, holds]))
-            path.with_suffix(".new").rename(path)
+            order(self.folder, rank, f"begin {what}")
 
     def disturb(self):
         """Do one thing, and wait until the job trains again."""
         what = self.chance.choice([*DELAYS, "all take 60 s", "an agent stops", "short holds"])
         self.counts[what] += 1
-        rank = [self.chance.randrange(WORKERS)]
         if what in DELAYS:
-            self.order(*DELAYS[what], rank)
+            self.order(DELAYS[what], self.chance.randrange(WORKERS))
         elif what == "all take 60 s":
-            self.order(60, False, range(WORKERS))
+            self.order("sleep 60", *range(WORKERS))
         elif what == "short holds":
             for _ in range(20):
-                self.order(self.chance.uniform(0.1, 0.9), True, [self.chance.randrange(WORKERS)])
+                seconds, rank = self.chance.uniform(0.1, 0.9), self.chance.randrange(WORKERS)
+                self.order(f"hold {seconds}", rank)
                 time.sleep(0.5)
         else:
             agent = self.chance.choice(self.agents.processes)
@@ -157,7 +104,4 @@ def main(seconds=3600.0, seed=1):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(Path(sys.argv[2]))
-    else:
-        sys.exit(main(*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3])))
+    sys.exit(main(*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3])))

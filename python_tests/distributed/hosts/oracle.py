@@ -1,8 +1,7 @@
 """What must be true of a job that has ended, whatever happened to it."""
 
-import torch
-
 from python_tests.distributed.hosts.fate_job import BATCH
+from python_tests.helpers import differences
 
 # Why exact recovery may fall back to stores, or to the lost rows alone; each is reported.
 EXCUSES = (
@@ -20,7 +19,7 @@ def rounds(trial):
     """Recoveries by epoch, each as all workers that saw it say."""
     found = {}
     for rank in range(trial.world_size):
-        for event in trial.cluster.recoveries(rank):
+        for event in trial.cluster.recovered(rank):
             found.setdefault(event["epoch"], []).append(event["recovery"])
     return dict(sorted(found.items()))
 
@@ -83,21 +82,3 @@ def _of_hands(trial):
                 said = f"not protected after step {event['step'] + 1}: table"
                 if said not in trial.logs(rank):
                     yield f"nobody said that rows were written: {event}"
-
-
-def differences(one, other, path=""):
-    if isinstance(one, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape
-        if not same or one.numpy().tobytes() != other.numpy().tobytes():
-            yield path
-    elif isinstance(one, dict):
-        for key in one.keys() | other.keys():
-            if key in one and key in other:
-                yield from differences(one[key], other[key], f"{path}.{key}")
-            else:
-                yield f"{path}.{key} is there once"
-    elif isinstance(one, list | tuple):
-        for number, (a, b) in enumerate(zip(one, other, strict=True)):
-            yield from differences(a, b, f"{path}[{number}]")
-    elif one != other:
-        yield path

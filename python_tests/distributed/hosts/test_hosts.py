@@ -15,7 +15,7 @@ def around():
 
 def test_a_job_that_is_hurt_ends_in_the_bits_of_one_that_is_not(around, tmp_path):
     trial = Trial(around, tmp_path / "hurt", 7, mode="exact", model="stateful", hands=True)
-    trial.run(["KILL at a point", "short cut", "long hang"])
+    trial.run(["KILL at a point", "long cut", "second launcher"])
     assert trial.wrong(Finals(around, tmp_path).of(trial)) == []
 
 

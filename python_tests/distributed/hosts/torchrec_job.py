@@ -40,7 +40,7 @@ class Net(nn.Module):
             ],
             device=torch.device("meta"),
         )  # fmt: skip
-        self.head = Head(stateful=__import__("os").environ.get("HS", "1") == "1")
+        self.head = Head(stateful=True)
 
     def forward(self, ids, num_fates):
         pooled = self.bags(ids)

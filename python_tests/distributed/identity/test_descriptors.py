@@ -25,13 +25,10 @@ def test_the_limit_is_raised_by_what_is_needed_as_far_as_the_system_lets_it():
     assert done.stdout.split() == ["150", "150", "300", "300"]
 
 
-def test_a_process_that_cannot_have_a_connection_to_each_worker_says_so(monkeypatch):
+def test_a_process_that_may_not_open_enough_files_says_so(monkeypatch):
     monkeypatch.setattr(process_group, "allow_more", lambda number: 500)
     process_group._require_descriptors(400)
     with pytest.raises(UsageError, match="may have 500 files open, and a group of 512 workers"):
         process_group._require_descriptors(512)
-
-
-def test_only_an_error_of_too_many_files_names_the_limit():
     assert "raise its hard limit" in descriptors.describe(OSError(errno.EMFILE, "Too many"))
     assert descriptors.describe(OSError(errno.ENOENT, "No such")) == "[Errno 2] No such"

@@ -17,33 +17,33 @@ def test_a_secret_is_read_from_a_file_or_the_environment(tmp_path):
     assert read_secret({"CPR_JOB_SECRET_FILE": str(path), "CPR_JOB_SECRET": "other"}) == SECRET
     assert read_secret({"CPR_JOB_SECRET": SECRET}) == SECRET
     assert read_secret({}) is None
-
-
-def test_a_secret_that_can_be_guessed_or_not_be_read_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"CPR_JOB_SECRET has 6 characters.*openssl rand"):
-        read_secret({"CPR_JOB_SECRET": "secret"})
-    with pytest.raises(UsageError, match="CPR_JOB_SECRET has 0 characters"):
-        read_secret({"CPR_JOB_SECRET": ""})
-    (tmp_path / "empty").touch()
-    with pytest.raises(UsageError, match="empty' has 0 characters"):
-        read_secret({"CPR_JOB_SECRET_FILE": str(tmp_path / "empty")})
-    with pytest.raises(UsageError, match=r"cannot be read from '.*none': No such file"):
-        read_secret({"CPR_JOB_SECRET_FILE": str(tmp_path / "none")})
-    (tmp_path / "binary").write_bytes(b"\xff" * 40)
-    with pytest.raises(UsageError, match="it is no text"):
-        read_secret({"CPR_JOB_SECRET_FILE": str(tmp_path / "binary")})
-    with pytest.raises(UsageError) as error:
-        read_secret({"CPR_JOB_SECRET": "short-but-secret"})
-    assert "short-but-secret" not in str(error)
-
-
-def test_a_missing_secret_is_refused_with_the_remedy():
     with pytest.raises(UsageError, match=r"no secret.*at node0:29400.*CPR_JOB_SECRET_FILE"):
         require_secret(None, "node0:29400")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("short-and-secret", r"CPR_JOB_SECRET has 16 characters.*openssl rand"),
+        ("", "CPR_JOB_SECRET has 0 characters"),
+        ({"empty": b""}, "empty' has 0 characters"),
+        ({"none": None}, r"cannot be read from '.*none': No such file"),
+        ({"binary": b"\xff" * 40}, "it is no text"),
+    ],
+)
+def test_a_secret_that_can_be_guessed_or_not_be_read_is_refused(tmp_path, given, said):
+    environment = {"CPR_JOB_SECRET": given}
+    for name, content in given.items() if isinstance(given, dict) else ():
+        environment = {"CPR_JOB_SECRET_FILE": str(tmp_path / name)}
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=said) as error:
+        read_secret(environment)
+    assert "short-and-secret" not in str(error)
+
+
 @pytest.mark.parametrize("given", [{}, {"CPR_JOB_SECRET": SECRET}])
-def test_it_is_held_in_memory_for_processes_of_this_user(given):
+def test_it_is_held_in_memory_for_processes_of_this_user(tmp_path, given):
     environment = {**given, "PATH": "x"}
     hold_secret(environment)
     assert set(environment) == {"PATH", "CPR_JOB_SECRET_FILE"}
@@ -52,11 +52,7 @@ def test_it_is_held_in_memory_for_processes_of_this_user(given):
     held = [subprocess.check_output(command, env=environment, text=True) for _ in range(2)]
     assert held[0] == held[1] == given.get("CPR_JOB_SECRET", held[0])
     assert len(held[0]) == 64
-
-
-def test_a_file_that_is_named_already_stays(tmp_path):
-    path = tmp_path / "ours"
-    path.write_text(SECRET)
-    environment = {"CPR_JOB_SECRET_FILE": str(path)}
-    hold_secret(environment)
-    assert environment == {"CPR_JOB_SECRET_FILE": str(path)}
+    (tmp_path / "ours").write_text(SECRET)
+    named = {"CPR_JOB_SECRET_FILE": str(tmp_path / "ours")}
+    hold_secret(named)  # it stays
+    assert named == {"CPR_JOB_SECRET_FILE": str(tmp_path / "ours")}

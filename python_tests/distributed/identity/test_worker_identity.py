@@ -18,15 +18,19 @@ from cpr_ext.distributed.identity.worker_identity import (
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.storage.locks import DirectoryLock
 
+IDENTITY = Identity(0, 1, "127.0.0.1", 1)
 OURS = {"CPR_RANK": "2", "CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400"}
 
 
 def test_a_worker_finds_itself_in_the_environment():
-    identity = Identity.from_environment(OURS)
-    assert identity == Identity(2, 4, "head", 29400, "cpr", None)
-    assert identity.secret is None
-    local = Identity.from_environment({**OURS, "CPR_RENDEZVOUS": "127.0.0.1:1", "CPR_JOB": "b"})
-    assert (local.address, local.job) == ("127.0.0.1", "b")
+    secret = "0123456789abcdef" * 4
+    assert Identity.from_environment(OURS) == Identity(2, 4, "head", 29400, "cpr", None)
+    identity = Identity.from_environment({**OURS, "CPR_JOB": "b", "CPR_JOB_SECRET": secret})
+    assert (identity.job, identity.secret) == ("b", secret)
+    assert secret not in repr(identity)
+    for known in ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, {"JOB_COMPLETION_INDEX": "2"}):
+        others = {"CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400"}
+        assert Identity.from_environment({**others, **known}).rank == 2
 
 
 @pytest.mark.parametrize(
@@ -43,81 +47,31 @@ def test_a_rendezvous_on_loopback_means_that_peers_are_reached_there_too(place, 
     assert (found.host, found.address) == (host, address)
 
 
-def test_a_secret_is_shown_by_no_representation():
-    secret = "0123456789abcdef" * 4
-    identity = Identity.from_environment({**OURS, "CPR_JOB_SECRET": secret})
-    assert identity.secret == secret
-    assert secret not in repr(identity)
-
-
 @pytest.mark.parametrize(
-    "environment",
-    [{"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, {"JOB_COMPLETION_INDEX": "2"}],
-)
-def test_schedulers_say_the_rank_by_names_of_their_own(environment):
-    known = {"CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400", **environment}
-    assert Identity.from_environment(known).rank == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
+    ("make", "message"),
     [
-        ({"CPR_RANK": "4"}, "worker 4 of 4 cannot be"),
-        ({"CPR_RANK": "two"}, "CPR_RANK is 'two'"),
-        ({"CPR_RENDEZVOUS": "head"}, "HOST:PORT"),
-        ({"CPR_RENDEZVOUS": ""}, "HOST:PORT"),
+        (lambda: Identity.from_environment({**OURS, "CPR_RANK": "4"}), "worker 4 of 4 cannot be"),
+        (lambda: Identity.from_environment({**OURS, "CPR_RANK": "two"}), "CPR_RANK is 'two'"),
+        (lambda: Identity.from_environment({**OURS, "CPR_RENDEZVOUS": "head"}), "HOST:PORT"),
+        (lambda: Identity.from_environment({**OURS, "CPR_RENDEZVOUS": ""}), "HOST:PORT"),
+        (lambda: Identity.from_environment({}), "cpr launch --nproc N SCRIPT"),
+        (lambda: TimeOuts(join_seconds=0), "join_seconds is 0"),
     ],
 )
-def test_a_wrong_variable_is_named(change, message):
+def test_what_is_wrong_is_named(make, message):
     with pytest.raises(UsageError, match=message):
-        Identity.from_environment({**OURS, **change})
-
-
-def test_a_script_started_by_hand_is_told_how_to_start_it():
-    with pytest.raises(UsageError, match="cpr launch --nproc N SCRIPT"):
-        Identity.from_environment({})
-
-
-def test_every_time_out_is_above_zero():
-    with pytest.raises(UsageError, match="join_seconds is 0"):
-        TimeOuts(join_seconds=0)
+        make()
 
 
 def test_every_worker_has_a_directory_of_its_own(tmp_path):
-    directories = {worker_directory(tmp_path, rank, 3) for rank in range(3)}
-    assert len(directories) == 3
-    assert worker_directory(tmp_path, 0, 3) != worker_directory(tmp_path, 0, 2)
-
-
-def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
-    identity = Identity(0, 1, "127.0.0.1", 1)
-    code = (
-        "import sys, time\n"
-        "from cpr_ext.distributed.identity.worker_identity import Identity, RankLock\n"
-        "RankLock(sys.argv[1], Identity(0, 1, '127.0.0.1', 1)).acquire(1)\n"
-        "print('taken', flush=True)\n"
-        "time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout.readline() == b"taken\n"
-        place = RankLock(tmp_path, identity)
-        with pytest.raises(StoreError, match=f"worker 0 is still process {holder.pid}"):
-            place.acquire(0.1)
-        holder.kill()
-        place.acquire(10)
-    place.release()
-    again = RankLock(tmp_path, identity)
-    again.acquire(0.1)
-    again.release()
+    places = [(0, 3), (1, 3), (2, 3), (0, 2)]
+    assert len({worker_directory(tmp_path, *place) for place in places}) == 4
 
 
 def test_the_lock_of_a_process_that_the_others_gave_up_is_overruled_and_it_writes_no_more(tmp_path):
-    identity = Identity(0, 1, "127.0.0.1", 1)
     store = worker_directory(tmp_path, 0, 1)
     store.mkdir()
-    given_up = RankLock(tmp_path, identity, "cut off")
+    given_up = RankLock(tmp_path, IDENTITY, "cut off")
     given_up.acquire(0.1)
     its_store = DirectoryLock(store)
     asked = []
@@ -126,13 +80,13 @@ def test_the_lock_of_a_process_that_the_others_gave_up_is_overruled_and_it_write
         asked.append(member)
         return len(asked) > 1
 
-    successor = RankLock(tmp_path, identity, "new", is_given_up)
+    successor = RankLock(tmp_path, IDENTITY, "new", is_given_up)
     successor.acquire(10)
     assert asked == ["cut off", "cut off"]
     with pytest.raises(StoreError, match="Nothing more is written there"):
         its_store.require_in_place()
     DirectoryLock(store).close()
-    third = RankLock(tmp_path, identity, "third", lambda member: member == "cut off")
+    third = RankLock(tmp_path, IDENTITY, "third", lambda member: member == "cut off")
     with pytest.raises(StoreError, match="is still process"):
         third.acquire(0.1)
     for lock in (given_up, successor):
@@ -164,10 +118,12 @@ def killed_holder(folder, fork, seconds):
     command = [sys.executable, "-c", HOLDER, str(folder), fork, str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         child = int(holder.stdout.readline())
+        with pytest.raises(StoreError, match=f"worker 0 is still process {holder.pid}"):
+            RankLock(folder, IDENTITY).acquire(0.1)
         holder.kill()
         holder.wait()
         try:
-            yield RankLock(folder, Identity(0, 1, "127.0.0.1", 1)), holder.pid, child
+            yield RankLock(folder, IDENTITY), holder.pid, child
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -201,4 +157,4 @@ def test_who_keeps_a_lock_for_ever_is_named_and_never_a_dead_process(tmp_path):
             place.acquire(0.1)
         # That one gave its own place back.
         (tmp_path / "worker-00000-of-00001" / "LOCK").unlink()
-        RankLock(tmp_path, Identity(0, 1, "127.0.0.1", 1)).acquire(0.1)
+        RankLock(tmp_path, IDENTITY).acquire(0.1)

@@ -19,19 +19,13 @@ class Member:
     def __init__(self, directory, rank, inner):
         self.trainer = Trainer(directory / str(rank), parts=1, seed=rank)
         self.trainer.own.begin(0)
-        self.inner, self.held, self.noted, self.is_done = inner, HeldParity(), 0, False
+        self.inner, self.held, self.noted, self.ends = inner, HeldParity(), [], []
         sizes = dict.fromkeys(PAIR, self.trainer.own.part_words)
-        self.codec = GroupCodec(PAIR, rank, sizes, self.trainer.own, self.held, self.note)
+        self.codec = GroupCodec(PAIR, rank, sizes, self.trainer.own, self.held, self.noted.append)
         self.held.words = torch.full((self.codec.parity_words(rank),), 7)  # of before
         self.held.begin(0, [1 - rank], is_encoded=False)
         pieces = [self.codec.to_encode(holder) for holder in PAIR]
-        self.encoding = BackgroundEncoding(self.codec, pieces, 800, self.finish)
-
-    def note(self, num_bytes):
-        self.noted += num_bytes
-
-    def finish(self):
-        self.is_done = True
+        self.encoding = BackgroundEncoding(self.codec, pieces, 800, lambda: self.ends.append(1))
 
     def encode(self, num_words):
         state = self.trainer.own.log.newest
@@ -55,14 +49,14 @@ def test_ranges_that_are_encoded_between_steps_follow_the_deltas(members):
     words = members[0].codec.parity_words(0)
     steps = 0
     known = {}
-    while not members[0].is_done:
+    while not members[0].ends:
         steps += 1
         step_of(members, steps)
         known[steps] = [member.trainer.words() for member in members]
         left = together(*(member.encode(words // 3) for member in members))
-        assert left == [not members[0].is_done] * 2
+        assert left == [not members[0].ends] * 2
     assert steps == 7  # two parities in thirds, and what is left
-    assert [member.noted for member in members] == [16 * words] * 2
+    assert [sum(member.noted) for member in members] == [16 * words] * 2
     for rank, member in enumerate(members):
         assert torch.equal(member.held.words, known[steps][1 - rank])
         member.held.is_encoded = True

@@ -53,19 +53,23 @@ def trained(trainer, num_steps):
     return known
 
 
-@pytest.mark.parametrize("steps_back", [0, 1, 2])
-def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer, steps_back):
-    known = trained(trainer, STEPS)
-    assert trainer.map.num_evicted > SLOTS / 2
-    _, new = trainer.map([1, 2, 10**15])  # of a step that is not complete
+def tear(trainer):
+    """New ids of a step that is not complete."""
+    _, new = trainer.map([1, 2, 10**15])
     with trainer.ckpt.writing_rows("items", new), torch.no_grad():
         trainer.weight[new] = 7.0
-    state = STEPS - steps_back
-    trainer.own.go_back(state)
-    assert trainer.all() == known[state]
-    trainer.own.find_wrong_rows()
-    assert trainer.own.obstacle == ""
-    assert {**known, **trained(trainer, steps_back)} == known  # and the same way again
+
+
+def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer):
+    known = trained(trainer, STEPS)
+    assert trainer.map.num_evicted > SLOTS / 2
+    for state in (STEPS, STEPS - 1, STEPS - 2):
+        tear(trainer)
+        trainer.own.go_back(state)
+        assert trainer.all() == known[state]
+        trainer.own.find_wrong_rows()
+        assert trainer.own.obstacle == ""
+        assert {**known, **trained(trainer, STEPS - state)} == known  # and the same way again
 
 
 @pytest.mark.parametrize("stride", [1, 4])
@@ -73,9 +77,7 @@ def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(tmp_path, str
     trainer = KeyedTrainer(tmp_path, stride=stride)
     trainer.own.begin(0)
     known = trained(trainer, STEPS)
-    _, new = trainer.map([10**15, 10**16])
-    with trainer.ckpt.writing_rows("items", new), torch.no_grad():
-        trainer.weight[new] = 7.0
+    tear(trainer)
     trainer.own.abandon_step()
     assert trainer.all() == known[STEPS]
 

@@ -1,4 +1,4 @@
-"""Who waits at the rendezvous, and when a round is complete."""
+"""Who waits at the rendezvous, and when a round is complete; who gets a rank: test_fencing.py."""
 
 import pytest
 
@@ -36,19 +36,14 @@ def test_a_round_is_complete_once_all_wait():
     assert meeting.is_member("token-1")
     first = meeting.round_id
     assert first
-    # The next round needs all of them again.
+    assert come(meeting, 0)  # one that asks again does not wait for the next round
+    assert meeting.missing(2, 0.0) == [0, 1]
+    # That one needs all of them again.
     assert not come(meeting, 0, "again-0")
     assert meeting.missing(2, 0.0) == [1]
     assert come(meeting, 1, "again-1")
     assert meeting.round_id != first
     assert not meeting.is_member("token-1")
-
-
-def test_a_member_that_asks_again_is_not_waiting_for_the_next_round():
-    meeting = Meeting()
-    come(meeting, 0), come(meeting, 1)
-    assert come(meeting, 0)
-    assert meeting.missing(2, 0.0) == [0, 1]
 
 
 def meet_as_three(meeting, *silent, prefix="again-", ranks=(0, 1, 2)):
@@ -72,18 +67,6 @@ def test_one_of_two_that_cannot_reach_each_other_steps_aside_and_returns():
     assert meeting.roster == ("0", "1", "2")
 
 
-def test_a_process_elsewhere_takes_the_place_of_one_that_stepped_aside():
-    meeting = Meeting()
-    assert meet_as_three(meeting, prefix="first-")
-    assert not meet_as_three(meeting, (0, 2), (1, 2))
-    newcomer = Claim(2, 3, "new")
-    assert meeting.held_by(newcomer) == ""
-    assert come(meeting, 2, "new", member="new", world_size=3, visit=9)
-    assert meeting.roster == ("0", "1", "new")
-    with pytest.raises(SupersededError):
-        come(meeting, 2, "late", member="2", world_size=3, epoch=1)
-
-
 def test_a_place_is_given_away_only_if_its_holder_is_gone():
     meeting = Meeting()
     assert meet_as_three(meeting, prefix="first-")
@@ -100,52 +83,42 @@ def test_a_place_is_given_away_only_if_its_holder_is_gone():
     assert come(meeting, 2, "new", member="new", world_size=3, visit=8)
 
 
-def test_who_closes_its_connection_waits_no_more():
+def test_who_closes_its_connection_or_is_silent_for_longer_than_its_lease_waits_no_more():
     meeting = Meeting()
     come(meeting, 0, visit=7)
     meeting.leave(8, 0.0)
     assert meeting.missing(2, 0.0) == [1]
     meeting.leave(7, 0.0)
     assert meeting.missing(2, 0.0) == [0, 1]
-    assert not come(meeting, 1)
-
-
-def test_who_is_silent_for_longer_than_its_lease_waits_no_more():
-    meeting = Meeting()
     come(meeting, 0, now=0.0)
     assert not come(meeting, 1, now=LEASE + 0.1)
     assert meeting.missing(2, LEASE + 0.1) == [0]
     assert come(meeting, 0, now=LEASE + 0.2)
 
 
-def test_of_two_living_processes_of_one_rank_the_second_is_refused():
+def test_of_two_processes_of_one_rank_the_second_is_refused_unless_the_first_is_silent():
     meeting = Meeting()
     come(meeting, 1, "first", now=0.0)
     assert not come(meeting, 1, "second", now=1.0)
     assert not come(meeting, 1, "first", now=1.5)
     with pytest.raises(MeetingError, match="two processes are worker 1"):
         come(meeting, 1, "second", now=2.0)
-    come(meeting, 0, now=2.0)
-    assert meeting.is_member("first")
-
-
-def test_the_replacement_of_a_process_that_vanished_silently_takes_its_seat():
-    meeting = Meeting()
-    come(meeting, 1, "vanished", now=0.0)
-    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 5.1):
+    for now in (2.5, 3.5, 4.5, 5.5, 6.4, 6.6):
         come(meeting, 1, "replacement", now=now)
-    assert come(meeting, 0, now=5.2)
+    assert come(meeting, 0, now=6.7)
     assert meeting.is_member("replacement")
-    assert not meeting.is_member("vanished")
+    assert not meeting.is_member("first")
 
 
-def test_workers_that_disagree_on_their_number_are_told_so():
+def test_workers_that_disagree_on_their_number_are_told_so_and_epochs_grow_beyond_any_stores():
     meeting = Meeting()
-    come(meeting, 0, world_size=2)
+    come(meeting, 0, world_size=2, seen=7)
     with pytest.raises(MeetingError, match="worker 1 says that there are 3 workers, others say 2"):
         come(meeting, 1, world_size=3)
     with pytest.raises(MeetingError, match="worker 2 of 2 cannot be"):
         come(meeting, 2, world_size=2)
+    come(meeting, 1)
+    assert meeting.epoch == 8
 
 
 def met(world_size=2):
@@ -157,84 +130,33 @@ def met(world_size=2):
     return meeting, {"epoch": 1, "roster": meeting.roster}
 
 
-def test_a_new_process_does_not_take_the_rank_of_a_living_one():
+def test_who_holds_a_rank_is_named_and_who_was_replaced_is_told_so():
     meeting, first = met()
-    assert not come(meeting, 1, "intruder", visit=9)
     meeting.leave(0, 1.0)  # worker 0 dies
     assert not come(meeting, 0, "replacement", visit=10, now=1.0)
-    assert meeting.missing(2, 1.0) == [1]
+    assert not come(meeting, 1, "intruder", visit=9, now=1.0)
     assert meeting.held_by(Claim(1, 2, "intruder")) == "the process of token-1"
-    assert come(meeting, 1, "again-1", now=3.0, **first)
+    assert come(meeting, 1, "again-1", now=1.0, **first)
     assert meeting.is_member("replacement")
     assert not meeting.is_member("intruder")
     assert (meeting.epoch, meeting.roster) == (2, ("replacement", "1"))
-
-
-def test_a_new_process_takes_the_rank_of_one_whose_connection_closes():
-    meeting, first = met()
-    assert not come(meeting, 1, "replacement", visit=9)
-    assert not come(meeting, 0, "again-0", visit=10, **first)
-    meeting.leave(1, 1.0)  # that completes the round
-    assert meeting.is_member("replacement")
-    assert meeting.roster == ("0", "replacement")
-
-
-def test_a_process_that_was_replaced_is_refused_when_it_returns():
-    meeting, first = met()
-    meeting.leave(1, 1.0)
-    come(meeting, 1, "replacement", visit=9, now=1.0)
-    assert come(meeting, 0, "again-0", visit=10, now=1.0, **first)
     for now in (2.0, 100.0):
         with pytest.raises(
-            SupersededError, match=r"worker 1 was replaced .* in round 1, and in a later"
+            SupersededError, match=r"worker 0 was replaced .* in round 1, and in a later"
         ):
-            come(meeting, 1, "again-1", visit=11, now=now, **first)
+            come(meeting, 0, "again-0", visit=11, now=now, **first)
     second = {"epoch": 2, "roster": meeting.roster}
-    assert not come(meeting, 0, "again-0b", visit=10, member="0", now=3.0, **second)
-    assert come(meeting, 1, "again", visit=9, member="replacement", now=3.0, **second)
-
-
-def test_a_host_that_was_started_again_learns_the_newest_round_from_its_members():
-    known, first = met()
-    known.leave(1, 1.0)
-    come(known, 1, "replacement", visit=9, now=1.0)
-    come(known, 0, "again-0", visit=10, now=1.0, **first)
-    second = {"epoch": 2, "roster": known.roster}
-
-    meeting = Meeting()
+    restarted = Meeting(knows_all_from=FIND_SECONDS)
     with pytest.raises(UnknownRoundError):
-        come(meeting, 1, "again-1", visit=1, epoch=1)
-    assert not come(meeting, 1, "again-1", visit=1, **first)  # it cannot know better yet
-    assert not come(meeting, 0, "again-0", visit=2, **second)
-    assert meeting.missing(2, 0.0) == [1]
-    with pytest.raises(SupersededError):
-        come(meeting, 1, "again-1", visit=1, **first)
-    assert come(meeting, 1, "again", member="replacement", visit=3, **second)
-    assert meeting.epoch == 3
-
-
-def test_a_host_that_was_started_again_gives_living_processes_time_to_return():
-    _, first = met()
-    meeting = Meeting(knows_all_from=FIND_SECONDS)
-    assert not come(meeting, 1, "intruder", visit=9, now=0.0)
-    assert meeting.held_by(Claim(1, 2, "intruder")) == ""  # as far as is known
-    assert not come(meeting, 0, "again-0", visit=0, now=1.0, **first)
-    assert not come(meeting, 1, "intruder", visit=9, now=1.0)
-    meeting.arrive(Claim(1, 2, "1", **first), visit=1, now=2.0)  # it trains, and is connected
-    assert not come(meeting, 0, "again-0", visit=0, now=4.9, **first)
-    assert meeting.missing(2, 4.9) == [1]
-
-    meeting = Meeting(knows_all_from=FIND_SECONDS)
-    come(meeting, 1, "replacement", visit=9, now=0.0)
-    come(meeting, 0, "again-0", visit=0, now=1.0, **first)
-    assert come(meeting, 1, "replacement", visit=9, now=FIND_SECONDS)
-
-
-def test_epochs_grow_beyond_what_any_store_has_seen():
-    meeting = Meeting()
-    come(meeting, 0, seen=7)
-    come(meeting, 1)
-    assert meeting.epoch == 8
+        come(restarted, 1, "again-1b", visit=1, epoch=2)
+    assert restarted.held_by(Claim(1, 2, "intruder")) == ""  # as far as is known
+    assert not come(restarted, 1, "again-1b", visit=1, member="1", now=1.0, **second)
+    assert come(restarted, 0, "again", visit=3, member="replacement", now=FIND_SECONDS, **second)
+    assert restarted.epoch == 3
+    restarted = Meeting()
+    assert not come(restarted, 0, "again-0", visit=12, **first)  # it cannot know better yet
+    assert not come(restarted, 1, "again-1c", visit=1, member="1", **second)
+    assert restarted.missing(2, 0.0) == [0]
 
 
 def test_a_process_has_the_place_of_one_that_this_host_never_heard_of():

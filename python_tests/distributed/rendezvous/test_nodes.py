@@ -11,24 +11,28 @@ def come(nodes, visit, *, machine=None, now=0.0, num_nodes=2, **more):
     nodes.attend(Agent(token, num_nodes, machine or f"machine {visit}", now, **more), visit)
 
 
-def test_nodes_go_to_agents_as_they_come_and_the_others_stand_by():
+def three(**more):
+    """Agents, of which two have nodes."""
     nodes = Nodes()
     for visit in range(3):
-        come(nodes, visit, now=visit)
+        come(nodes, visit, now=visit, **more)
     assert nodes.assign(3.0) == {0: 0, 1: 1}
+    return nodes
+
+
+def returns(nodes, visit=3):
+    nodes.attend(Agent("agent 1", 2, "machine 1", 2.0, had=1), visit)
+
+
+def test_nodes_go_to_agents_as_they_come_and_the_others_stand_by():
+    nodes = three()
     assert nodes.assign(4.0) == {}
     assert [nodes.node_of(f"agent {visit}") for visit in range(3)] == [0, 1, None]
-
-
-def test_a_node_is_free_once_its_agent_ends_and_an_agent_that_returns_stands_by():
-    nodes = Nodes()
-    for visit in range(3):
-        come(nodes, visit)
-    nodes.assign(0.0)
     nodes.leave(1)
-    assert nodes.assign(1.0) == {2: 1}
-    nodes.attend(Agent("agent 1", 2, "machine 1", 2.0, had=1), 3)
-    assert nodes.assign(2.0) == {}
+    assert nodes.assign(5.0) == {2: 1}
+    returns(nodes)  # it stands by, and hears that another has its node
+    assert nodes.assign(6.0) == {}
+    assert [nodes.is_replaced(visit) for visit in (0, 2, 3)] == [False, False, True]
 
 
 def test_an_agent_that_returns_before_a_standby_came_keeps_its_node():
@@ -36,7 +40,7 @@ def test_an_agent_that_returns_before_a_standby_came_keeps_its_node():
     come(nodes, 0), come(nodes, 1)
     nodes.assign(0.0)
     nodes.leave(1)
-    nodes.attend(Agent("agent 1", 2, "machine 1", 2.0, had=1), 3)
+    returns(nodes)
     assert nodes.assign(2.0) == {}
     assert nodes.node_of("agent 1") == 1
 
@@ -109,21 +113,17 @@ def test_the_node_of_dead_workers_goes_to_an_agent_beside_them_whose_workers_wai
     assert nodes.hand_on("agent 0", 3.0) == {}
 
 
-def test_the_end_of_a_job_is_for_the_agents_that_are_there():
-    nodes = Nodes()
-    come(nodes, 0), come(nodes, 1)
-    nodes.end()
-    come(nodes, 2)
-    assert [nodes.is_over(f"agent {visit}") for visit in range(3)] == [True, True, False]
-
-
-def test_agents_that_do_not_fit_are_refused():
+def test_agents_that_do_not_fit_are_refused_and_the_end_is_for_those_that_are_there():
     nodes = Nodes()
     come(nodes, 0)
     with pytest.raises(MeetingError, match="there are 3 nodes, others say 2; give all the same"):
         come(nodes, 1, num_nodes=3)
     with pytest.raises(MeetingError, match="no node 2 of 2: they count from 0"):
         come(nodes, 1, only=2)
+    come(nodes, 1)
+    nodes.end()
+    come(nodes, 2)
+    assert [nodes.is_over(f"agent {visit}") for visit in range(3)] == [True, True, False]
 
 
 def adopted(**returned):
@@ -180,18 +180,6 @@ def test_a_node_moves_only_if_its_agent_adopts_and_the_fresh_one_takes_it():
     come(nodes, 2, machine="b")
     nodes.note_ready("agent 2")
     assert nodes.move(100.0) == {}
-
-
-def test_an_agent_that_returns_hears_that_another_has_its_node():
-    nodes = Nodes()
-    for visit in range(3):
-        come(nodes, visit)
-    nodes.assign(0.0)
-    nodes.leave(1)
-    nodes.assign(1.0)
-    nodes.attend(Agent("agent 1", 2, "machine 1", 2.0, had=1), 3)
-    assert nodes.is_replaced(3)
-    assert not any(map(nodes.is_replaced, (0, 2)))
 
 
 def test_a_node_is_adopted_away_from_those_that_it_is_to_be_kept_apart_from():

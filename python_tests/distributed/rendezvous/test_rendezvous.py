@@ -36,17 +36,24 @@ def test_workers_that_meet_share_the_store_of_their_round(place):
 
 
 @pytest.fixture
-def agent(place, tmp_path, monkeypatch):
-    """An agent of torchrun in job "vain", which has the right secret."""
+def agent_of(place, tmp_path, monkeypatch):
+    """Makes an agent of torchrun in a job."""
     monkeypatch.setattr(torchrun.os, "environ", dict(os.environ))
-    (tmp_path / "secret").write_text(SECRET)
-    endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
-    made = CprRendezvous(RendezvousParameters("cpr", endpoint, "vain", 1, 2, **conf))
-    yield made
-    made.shutdown()
+    made = []
+
+    def make(job, secret=SECRET):
+        (tmp_path / "secret").write_text(secret)
+        endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
+        made.append(CprRendezvous(RendezvousParameters("cpr", endpoint, job, 1, 2, **conf)))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.shutdown()
 
 
-def test_who_waits_in_vain_names_the_missing_and_no_agent_starts_workers_again(place, agent):
+def test_who_waits_in_vain_names_the_missing_and_no_agent_starts_workers_again(place, agent_of):
+    agent = agent_of("vain")
     agent.next_rendezvous()
     waits = seat(place, 1, "vain", world_size=4)
     with pytest.raises(RendezvousError, match=r"waited 1 s at .* for workers 0, 2, 3, which did"):
@@ -67,27 +74,16 @@ def test_the_same_error_again_and_again_is_counted(place):
     assert seat(place, 0, "errors").count_failure("a poison batch") == 1
 
 
-def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, monkeypatch):
-    monkeypatch.setattr(rendezvous, "UNTRUSTED_SECONDS", 0.3)
-    stranger = seat(place, 0, "wrong", secret="of-somebody-else-" * 3, time_outs=TimeOuts())
+def test_a_wrong_secret_is_an_error_with_the_remedy(place, agent_of, monkeypatch):
+    """Of a worker, and of an agent of torchrun."""
+    for module in (rendezvous, torchrun):
+        monkeypatch.setattr(module, "UNTRUSTED_SECONDS", 0.3)
+    wrong = "of-somebody-else-" * 3
+    stranger = seat(place, 0, "wrong", secret=wrong, time_outs=TimeOuts())
     with pytest.raises(RendezvousError, match=r"refused this worker's secret; give .* the same"):
         stranger.join()
     assert not stranger.all_noted(["anything"])
-
-
-def test_an_agent_of_torchrun_with_a_wrong_secret_ends_with_the_remedy(
-    place, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(torchrun, "UNTRUSTED_SECONDS", 0.3)
-    monkeypatch.setattr(torchrun.os, "environ", dict(os.environ))
-    (tmp_path / "secret").write_text("of-somebody-else-" * 3)
-    endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
-    agent = CprRendezvous(RendezvousParameters("cpr", endpoint, "wrong", 1, 2, **conf))
     with pytest.raises(RendezvousConnectionError, match="refused this worker's secret; give all"):
-        agent.next_rendezvous()
-    agent.shutdown()
-
-
-def test_without_a_secret_there_is_no_seat(place):
+        agent_of("wrong", wrong).next_rendezvous()
     with pytest.raises(UsageError, match="the job has no secret"):
         seat(place, 0, "none", secret=None)
