@@ -62,9 +62,7 @@ class KeyedJob:
         self.history = {}
         self.keys_at = {}
         keys = cpr_ext.SlotKeys(
-            self.map.key,
-            {"used": self.map.used} if scores else None,
-            on_restored=self.map.rebuild,
+            self.map.key, {"used": self.map.used} if scores else None, on_restored=self.map.rebuild
         )
         table = cpr_ext.Table(
             TABLE, bag.weight, self.optimizer, [bag], keys=keys if keyed else None

@@ -14,11 +14,7 @@ from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from python_tests.helpers import die, open_checkpointer
 
 N = 300
-OPTIONS = {
-    "priority": cpr_ext.AllRows(),
-    "schedule": cpr_ext.EverySteps(1),
-    "save_at_close": False,
-}
+OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(1), "save_at_close": False}
 
 
 def make_model():

@@ -5,10 +5,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import StorageError, UsageError
-from python_tests.helpers import (
-    Trained,
-    build,
-)
+from python_tests.helpers import Trained, build
 
 EXACT = {"schedule": cpr_ext.EverySteps(4, when_busy="wait"), "optimizer": "sgd"}
 

@@ -6,12 +6,7 @@ import cpr_ext
 from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
-from python_tests.helpers import (
-    TABLE_OPTIMIZERS,
-    Trained,
-    assert_same,
-    row_records,
-)
+from python_tests.helpers import TABLE_OPTIMIZERS, Trained, assert_same, row_records
 from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, wipe
 
 

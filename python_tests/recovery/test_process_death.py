@@ -6,11 +6,7 @@ import torch
 import cpr_ext
 from cpr_ext.errors import SnapshotError, StorageError, UsageError
 from cpr_ext.storage import store
-from python_tests.helpers import (
-    Trained,
-    assert_same,
-    row_records,
-)
+from python_tests.helpers import Trained, assert_same, row_records
 from python_tests.recovery.losses import OPTIONS
 
 

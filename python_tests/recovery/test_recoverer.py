@@ -16,12 +16,7 @@ from python_tests.helpers import (
     same_bits,
     train_step,
 )
-from python_tests.recovery.losses import (
-    NUM_SHARDS,
-    OPTIONS,
-    shard_range,
-    wipe,
-)
+from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, shard_range, wipe
 
 
 @pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))

@@ -59,10 +59,7 @@ def recorded(run, **options):
 
 @pytest.mark.parametrize(
     ("on_damage", "calls"),
-    [
-        ("fall_back", ["newest", "copy_rows"]),
-        ("raise", ["refuse_damage", "newest", "copy_rows"]),
-    ],
+    [("fall_back", ["newest", "copy_rows"]), ("raise", ["refuse_damage", "newest", "copy_rows"])],
 )
 def test_any_source_is_asked_in_one_order(tmp_path, on_damage, calls):
     run = trained(tmp_path)

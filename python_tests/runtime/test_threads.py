@@ -159,11 +159,7 @@ def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, m
 
 @pytest.mark.parametrize("overlap", ["always", "never"])
 def test_training_goes_on_when_the_system_has_no_threads_left(tmp_path, monkeypatch, overlap):
-    run = Trained(
-        tmp_path / "store",
-        schedule=cpr_ext.EverySteps(2),
-        overlap=overlap,
-    )
+    run = Trained(tmp_path / "store", schedule=cpr_ext.EverySteps(2), overlap=overlap)
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")

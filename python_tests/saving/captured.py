@@ -3,12 +3,7 @@
 import torch
 
 import cpr_ext
-from python_tests.helpers import (
-    assert_same,
-    copy_rows,
-    read_chunks,
-    row_records,
-)
+from python_tests.helpers import assert_same, copy_rows, read_chunks, row_records
 
 TABLES = {"a": (20_000, 8), "b": (700, 4)}
 OPTIONS = {

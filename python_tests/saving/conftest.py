@@ -22,9 +22,7 @@ def run(tmp_path):
 def slow_run(tmp_path):
     """A base is captured over several steps; the first of them is done."""
     run = Steps(
-        tmp_path / "store",
-        tables=LARGE,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        tmp_path / "store", tables=LARGE, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
     )
     run.train(1)
     assert run.checkpointer._saver.in_flight.state == "capturing"

@@ -3,10 +3,7 @@
 import pytest
 
 import cpr_ext
-from cpr_ext.errors import (
-    SnapshotError,
-    SnapshotFailedWarning,
-)
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
 from python_tests.helpers import Trained, assert_same, copy_rows, row_records
 
 NUM_SHARDS = 2

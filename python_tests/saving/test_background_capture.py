@@ -23,12 +23,7 @@ from python_tests.helpers import (
     short_windows,
     train_step,
 )
-from python_tests.saving.captured import (
-    OPTIONS,
-    TABLES,
-    assert_captured,
-    train_until_captured,
-)
+from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, train_until_captured
 
 
 @given(

@@ -15,11 +15,7 @@ from cpr_ext.errors import (
     UsageError,
 )
 from python_tests.helpers import Trained, assert_same, run_python
-from python_tests.saving.failures import (
-    OPTIONS,
-    fail_and_go_on,
-    tracker_state,
-)
+from python_tests.saving.failures import OPTIONS, fail_and_go_on, tracker_state
 
 
 @pytest.fixture

@@ -11,12 +11,7 @@ import torch
 
 import cpr_ext
 import cpr_ext.tracking.unwatched
-from cpr_ext.errors import (
-    SnapshotError,
-    SnapshotFailedWarning,
-    StorageError,
-    UsageError,
-)
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError, UsageError
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
 from python_tests.saving.halves import Steps
@@ -152,9 +147,7 @@ def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkey
 
 def test_wait_keeps_its_time(tmp_path, monkeypatch):
     run = Steps(
-        tmp_path,
-        tables={"a": (200_000, 8)},
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        tmp_path, tables={"a": (200_000, 8)}, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
     )
     run.train(1)
     advance = cpr_ext.saving.saver.Saver.advance

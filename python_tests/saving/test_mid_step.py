@@ -4,10 +4,7 @@ import pytest
 
 import cpr_ext
 import cpr_ext.tracking.unwatched
-from cpr_ext.errors import (
-    SnapshotError,
-    UsageError,
-)
+from cpr_ext.errors import SnapshotError, UsageError
 from python_tests.saving.halves import LARGE, Steps
 
 

@@ -9,10 +9,7 @@ from torch import nn
 
 import cpr_ext
 import cpr_ext.tracking.unwatched
-from cpr_ext.errors import (
-    UntrackedChangeWarning,
-    UsageError,
-)
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,7 @@ def open_run(directory, module):
     model = nn.ModuleDict({"e": nn.Embedding(20, 4), "l": nn.Linear(4, 1), "b": module})
     optimizer = torch.optim.SGD([*model["e"].parameters(), *model["l"].parameters()], lr=0.1)
     ckpt = cpr_ext.Checkpointer(
-        model,
-        optimizer,
-        directory,
-        **{**NEVER, "priority": cpr_ext.AllRows()},
+        model, optimizer, directory, **{**NEVER, "priority": cpr_ext.AllRows()}
     )
     return model, optimizer, ckpt
 

@@ -9,11 +9,7 @@ from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.wings.tools.maintenance import verify
 from python_tests.helpers import Trained
 
-OPTIONS = {
-    "num_shards": 2,
-    "priority": cpr_ext.AllRows(),
-    "schedule": cpr_ext.EverySteps(1000),
-}
+OPTIONS = {"num_shards": 2, "priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(1000)}
 
 
 def save(run):

@@ -15,11 +15,7 @@ from safetensors import torch as safetensors_torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError, UsageError
-from cpr_ext.saving.segment_capture import (
-    SegmentCapture,
-    WriteOptions,
-    table_source,
-)
+from cpr_ext.saving.segment_capture import SegmentCapture, WriteOptions, table_source
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.segment_format import ALIGNMENT, SMALL_BLOCK, array_specs, native_table
 from cpr_ext.storage.segment_header import read_segment

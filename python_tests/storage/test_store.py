@@ -67,10 +67,7 @@ def test_an_interrupted_first_open_does_not_block_the_next(tmp_path):
     ("shapes", "differences"),
     [
         ({"a": (11, 2)}, ["table 'a' has num_embeddings 10, the model 11"]),
-        (
-            {"b": (10, 4)},
-            ["table 'a' is not in the model", "table 'b' is not in the store"],
-        ),
+        ({"b": (10, 4)}, ["table 'a' is not in the model", "table 'b' is not in the store"]),
         (
             {"a": (9, 3)},
             [
@@ -221,12 +218,7 @@ def test_every_directory_on_the_way_to_a_new_store_is_durable_once_it_is_open(
     place = tmp_path / "runs" / "a" / "store"
     open_store(place).close()
     made = {path: i for i, (what, path) in enumerate(journal.events) if what == "mkdir"}
-    assert {
-        place.parent.parent,
-        place.parent,
-        place,
-        place / "segments",
-    } <= set(made)
+    assert {place.parent.parent, place.parent, place, place / "segments"} <= set(made)
     for path, position in made.items():
         assert ("sync", path.parent) in journal.events[position:], path
     # A manifest without its segments is damage.
