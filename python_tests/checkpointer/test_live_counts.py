@@ -14,23 +14,18 @@ class Delayed(torch.optim.Adagrad):
 
 
 class Loop:
-    def __init__(self, directory, optimizer=torch.optim.Adagrad, **options):
+    def __init__(self, directory, optimizer=torch.optim.Adagrad):
         torch.manual_seed(0)
         self.model = torch.nn.EmbeddingBag(ROWS, 4, sparse=True)
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         self.directory = directory
+        never = cpr_ext.EverySteps(10**6)
         self.ckpt = cpr_ext.Checkpointer(
-            self.model,
-            self.optimizer,
-            directory,
-            num_shards=SHARDS,
-            schedule=cpr_ext.EverySteps(10**6),
-            **options,
+            self.model, self.optimizer, directory, num_shards=SHARDS, schedule=never
         )
         self.ckpt.recover()
-        self.updates = torch.zeros(
-            ROWS, dtype=torch.int64
-        )  # by lookups, since the last base snapshot
+        # By lookups, since the last base snapshot.
+        self.updates = torch.zeros(ROWS, dtype=torch.int64)
 
     def train(self, steps):
         for _ in range(steps):
@@ -45,33 +40,31 @@ class Loop:
         self.ckpt.save("base").wait_until_done()
         self.updates.zero_()
 
-    def rows_that_differ(self, shard):
-        begin, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
-        saved = read_rows(self.directory, "embedding", range(begin, end)).arrays
-        live = {"weight": self.model.weight.detach(), **self._state()}
-        different = torch.zeros(end - begin, dtype=torch.bool)
-        for name, values in saved.items():
-            different |= (values != live[name][begin:end]).any(1)
-        return int(different.sum())
-
-    def _state(self):
-        state = self.optimizer.state[self.model.weight]
-        return {name: value for name, value in state.items() if value.dim() > 0}
-
     def lose(self, shard):
         """Overwrite the rows of a shard; return what is true of them, and what is reported."""
         begin, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
-        true = self.rows_that_differ(shard), int(self.updates[begin:end].sum())
+        saved = read_rows(self.directory, "embedding", range(begin, end)).arrays
+        state = self.optimizer.state[self.model.weight]
+        different = torch.zeros(end - begin, dtype=torch.bool)
+        for name, values in saved.items():
+            live = self.model.weight.detach() if name == "weight" else state[name]
+            different |= (values != live[begin:end]).any(1)
+        true = int(different.sum()), int(self.updates[begin:end].sum())
         with torch.no_grad():
             self.model.weight[begin:end] = 0
         report = self.ckpt.recover(shards=[shard])
         return true, (report.rows_stale, report.row_updates_lost)
 
 
-def test_one_loss_after_another_counts_its_own_rows_only(tmp_path):
-    loop = Loop(tmp_path)
+def saved_loop(*given):
+    loop = Loop(*given)
     loop.train(5)
     loop.save()
+    return loop
+
+
+def test_one_loss_after_another_counts_its_own_rows_only(tmp_path):
+    loop = saved_loop(tmp_path)
     loop.train(3)
     for shard in range(SHARDS):
         true, said = loop.lose(shard)
@@ -92,9 +85,7 @@ def replace_state(loop):
 @pytest.mark.parametrize("change", [clamp, replace_state])
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
 def test_counts_are_unknown_after_a_change_outside_until_all_is_saved(tmp_path, change):
-    loop = Loop(tmp_path)
-    loop.train(5)
-    loop.save()
+    loop = saved_loop(tmp_path)
     loop.train(2)
     change(loop)
     loop.train(3)
@@ -108,9 +99,7 @@ def test_counts_are_unknown_after_a_change_outside_until_all_is_saved(tmp_path, 
 
 
 def test_counts_of_an_optimizer_that_nobody_knows_are_unknown(tmp_path):
-    loop = Loop(tmp_path, Delayed)
-    loop.train(5)
-    loop.save()
+    loop = saved_loop(tmp_path, Delayed)
     loop.train(3)
     assert loop.lose(0)[1] == (None, None)
     assert loop.ckpt.metrics.row_updates_lost is None

@@ -40,14 +40,20 @@ def trained(tmp_path):
     return run, rows
 
 
-def recover(run, mode="partial", seed=9):
-    fresh = Trained(run.store.directory, TABLES, seed=seed, **OPTIONS)
-    report = fresh.checkpointer.recover(mode=mode)
-    return fresh, report
+def recover(run):
+    fresh = Trained(run.store.directory, TABLES, seed=9, **OPTIONS)
+    return fresh, fresh.checkpointer.recover()
 
 
 def segments(run, kind):
     return [(record, path) for record, path in row_records(run.store) if record.kind == kind]
+
+
+def before_chunk(rows, chunk):
+    """Rows of step 3, but those of a chunk, which are of step 2."""
+    expected = rows[3].clone()
+    expected[chunk.row_ids] = rows[2][chunk.row_ids]
+    return expected
 
 
 @pytest.mark.parametrize("how", ["header", "missing", "cut", "grown"])
@@ -68,11 +74,8 @@ def test_a_segment_without_a_usable_header_is_passed_over_as_a_whole(trained, ho
     assert str(path) in damaged.reason
     # Which rows it held is not known: none is called older for it.
     assert (report.rows_stale, report.rows_possibly_stale) == (0, 60)
-    expected = rows[3].clone()
-    expected[chunk.row_ids] = rows[2][chunk.row_ids]
-    assert_same(fresh.rows()["tables.a"]["weight"], expected)
+    assert_same(fresh.rows()["tables.a"]["weight"], before_chunk(rows, chunk))
     assert record.snapshot == 3
-    fresh.checkpointer.close()
 
 
 def test_a_damaged_row_id_does_not_send_a_row_elsewhere(trained):
@@ -82,10 +85,7 @@ def test_a_damaged_row_id_does_not_send_a_row_elsewhere(trained):
     flip(path, record.header_bytes, bit=3)
     fresh, report = recover(run)
     assert len(report.damaged_segments) == 1
-    expected = rows[3].clone()
-    expected[chunk.row_ids] = rows[2][chunk.row_ids]
-    assert_same(fresh.rows()["tables.a"]["weight"], expected)
-    fresh.checkpointer.close()
+    assert_same(fresh.rows()["tables.a"]["weight"], before_chunk(rows, chunk))
 
 
 def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained):
@@ -102,7 +102,6 @@ def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained)
     assert (report.rows_stale, report.rows_possibly_stale) == (0, 0)
     live = fresh.rows()["tables.a"]["weight"]
     assert_same(live[newer], rows[3][newer])
-    fresh.checkpointer.close()
 
 
 def test_damage_in_lost_shards_is_reported_in_a_live_model_too(tmp_path):
@@ -119,7 +118,6 @@ def test_damage_in_lost_shards_is_reported_in_a_live_model_too(tmp_path):
     is_lost = torch.isin(torch.arange(60) // 10, torch.tensor([0, 2, 5]))
     assert report.rows_stale == int(is_lost[chunk.row_ids].sum()) > 0
     assert_same(run.rows()["tables.a"]["weight"][~is_lost], before[~is_lost])
-    run.checkpointer.close()
 
 
 def test_training_goes_on_when_damage_took_all_per_row_state(tmp_path):
@@ -133,7 +131,6 @@ def test_training_goes_on_when_damage_took_all_per_row_state(tmp_path):
     report = fresh.checkpointer.recover()
     assert (report.step, report.rows_restored, report.rows_missing) == (3, 0, 60)
     fresh.train(1)
-    fresh.checkpointer.close()
 
 
 def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_nothing(trained):
@@ -147,7 +144,6 @@ def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_
         with pytest.raises(DamageError, match=r"no undamaged dense part is left.*dense\.safe"):
             fresh.checkpointer.recover(mode=mode)
     assert_same(fresh.state(), before)
-    fresh.checkpointer.close()
     assert {p: p.read_bytes() for p in run.store.directory.rglob("*.safetensors")} == files
 
 
@@ -165,24 +161,16 @@ def test_a_damaged_manifest_is_named_and_nothing_is_removed(trained):
 
 def test_bytes_of_a_small_store_are_checked_on_the_way_in(tmp_path):
     """One table of a few rows: any flipped byte of any file is told, or changes nothing."""
-    run = Trained(
-        tmp_path / "store",
-        {"a": (4, 2)},
-        lookups=2,
-        **{**OPTIONS, "num_shards": 1, "schedule": cpr_ext.EverySteps(100)},
-    )
+    options = {**OPTIONS, "num_shards": 1, "schedule": cpr_ext.EverySteps(100), "lookups": 2}
+    options["staging"] = cpr_ext.StagingOptions(direct_io=False)
+    run = Trained(tmp_path / "store", {"a": (4, 2)}, **options)
     run.train(1)
     run.checkpointer.wait()
     run.train(1)
-    run.checkpointer.save()
-    run.checkpointer.wait()
+    run.save()
     state = run.state()
     run.die()
-    live = Trained(
-        tmp_path / "store",
-        {"a": (4, 2)},
-        **{**OPTIONS, "num_shards": 1, "staging": cpr_ext.StagingOptions(direct_io=False)},
-    )
+    live = Trained(tmp_path / "store", {"a": (4, 2)}, **options)
     recovering = live.checkpointer
     assert recovering.recover().damaged_segments == []
     assert_same(live.state(), state)

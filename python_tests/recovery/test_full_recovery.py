@@ -7,7 +7,7 @@ from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.helpers import TABLE_OPTIMIZERS, Trained, assert_same, row_records
-from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, wipe
+from python_tests.recovery.losses import OPTIONS, wipe
 
 
 @pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))
@@ -64,14 +64,14 @@ def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_ba
 
 
 def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (6000, 8)},
-        num_shards=NUM_SHARDS,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        schedule=cpr_ext.EverySteps(100),
-    )
-    run.train(2)  # a base captured over several steps
+    staging, never = cpr_ext.StagingOptions(slot_bytes=64 << 10), cpr_ext.EverySteps(100)
+    run = Trained(tmp_path, {"a": (6000, 8)}, staging=staging, schedule=never)
+    run.train(1)  # of a base captured over several steps
+    assert run.store.is_empty
+    for mode in ("full", "partial"):
+        with pytest.raises(StoreError, match="nothing"):
+            run.checkpointer.recover(mode=mode)
+    run.train(2)
     run.checkpointer.wait()
     before, segments = run.state(), [record for record, _ in row_records(run.store)]
     assert not run.store.manifest.dense[-1].is_complete
@@ -91,22 +91,6 @@ def test_rows_that_momentum_moves_keep_a_snapshot_from_being_a_full_recovery_poi
     run.checkpointer.wait()
     assert run.store.manifest.dense[-1].last_step == 4
     assert [record.is_complete for record in run.store.manifest.dense] == [True, False]
-    run.checkpointer.close()
-
-
-def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (6000, 8)},
-        num_shards=8,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    )
-    run.train(1)
-    assert run.store.is_empty
-    for mode in ("full", "partial"):
-        with pytest.raises(StoreError, match="nothing"):
-            run.checkpointer.recover(mode=mode)
-    run.train(1)
     run.checkpointer.close()
 
 

@@ -18,15 +18,8 @@ OPTIONS = {
 }
 
 
-def trained(directory, num_steps=3):
-    run = Trained(directory, TABLES, lookups=12, **OPTIONS)
-    run.train(num_steps)
-    run.checkpointer.wait()
-    return run
-
-
 def opened(directory, seed=9):
-    return Trained(directory, TABLES, seed=seed, **OPTIONS)
+    return Trained(directory, TABLES, seed=seed, lookups=12, **OPTIONS)
 
 
 class Recorded:
@@ -52,21 +45,19 @@ class Recorded:
         self.source.copy_rows(findings)
 
 
-def recorded(run, **options):
-    recoverer = run.checkpointer._recovery._recoverer
-    return recoverer, Recorded(OwnStore(run.store, recoverer._live, **options))
-
-
 @pytest.mark.parametrize(
     ("on_damage", "calls"),
     [("fall_back", ["newest", "copy_rows"]), ("raise", ["refuse_damage", "newest", "copy_rows"])],
 )
 def test_any_source_is_asked_in_one_order(tmp_path, on_damage, calls):
-    run = trained(tmp_path)
+    run = opened(tmp_path, seed=0)
+    run.train(3)
+    run.checkpointer.wait()
     state = run.state()
     run.die()
     fresh = opened(tmp_path)
-    recoverer, source = recorded(fresh)
+    recoverer = fresh.checkpointer._recovery._recoverer
+    source = Recorded(OwnStore(fresh.store, recoverer._live))
     findings = recoverer._recover(source, strict=True, on_damage=on_damage)
     assert source.calls == calls
     assert (findings.step, findings.rows_restored, source.snapshot) == (3, 60, 3)
@@ -97,8 +88,7 @@ def test_lost_rows_need_neither_the_dense_part_nor_chunks_of_other_rows_to_be_so
 
 @pytest.mark.parametrize("many", [False, True], ids=["one store", "a list of stores"])
 def test_a_damaged_full_recovery_point_falls_back_to_the_one_before(tmp_path, many):
-    run = Trained(tmp_path / "old", TABLES, lookups=12, **OPTIONS)
-    states = {}
+    run, states = opened(tmp_path / "old", seed=0), {}
     for step in (1, 2, 3):
         run.train(1)
         states[step] = run.state()

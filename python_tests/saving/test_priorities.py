@@ -29,19 +29,6 @@ PRIORITIES = {
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.0001, 2, float("nan"), float("inf")])
-def test_a_fraction_outside_zero_to_one_is_refused_with_its_value(priority, fraction):
-    with pytest.raises(UsageError, match=f"{priority.__name__}: fraction is {fraction}; allowed"):
-        priority(fraction=fraction)
-
-
-@pytest.mark.parametrize("period", [0, -2])
-def test_a_sampling_period_below_one_is_refused(period):
-    with pytest.raises(UsageError, match=f"period is {period}; it must be at least 1"):
-        SubSampledUsed(period=period)
-
-
-@pytest.mark.parametrize("priority", PRIORITIES)
 @given(fraction=st.floats(0, 1, exclude_min=True), num_rows=st.integers(1, 10**7))
 def test_a_budget_is_the_fraction_rounded_up_so_that_it_is_never_nothing(
     priority, fraction, num_rows
@@ -52,17 +39,21 @@ def test_a_budget_is_the_fraction_rounded_up_so_that_it_is_never_nothing(
 
 
 @pytest.mark.parametrize(("priority", "tracker"), PRIORITIES.items())
-def test_each_priority_makes_its_tracker_for_a_table(priority, tracker):
+def test_each_priority_makes_its_tracker_for_a_table_and_refuses_wrong_fractions(priority, tracker):
     made = priority().make_tracker(Table("t", torch.zeros(40, 2)))
-    assert type(made) is tracker
-    assert (made.name, made.num_rows) == ("t", 40)
+    assert (type(made), made.name, made.num_rows) == (tracker, "t", 40)
+    assert priority().fraction == (1.0 if priority is AllRows else 0.125)  # of the paper
+    for fraction in (0, -0.1, 1.0001, 2, float("nan"), float("inf")):
+        told = f"{priority.__name__}: fraction is {fraction}; allowed"
+        with pytest.raises(UsageError, match=told):
+            priority(fraction=fraction)
 
 
-def test_defaults_are_those_of_the_paper():
-    assert MostFrequentlyUsed().fraction == SubSampledUsed().fraction == 0.125
-    assert LargestChange().fraction == 0.125
+def test_a_sampling_period_below_one_is_refused():
     assert SubSampledUsed().period == 2
-    assert AllRows().fraction == 1.0
+    for period in (0, -2):
+        with pytest.raises(UsageError, match=f"period is {period}; it must be at least 1"):
+            SubSampledUsed(period=period)
 
 
 def saved_rows(store, priority, batches):

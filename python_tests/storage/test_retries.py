@@ -38,8 +38,7 @@ def store(tmp_path):
     run.checkpointer.wait()
     for _ in range(2):
         run.train(2)
-        run.checkpointer.save()
-        run.checkpointer.wait()
+        run.save()
     run.die()
     return tmp_path / "store"
 
@@ -76,33 +75,19 @@ def refused(monkeypatch, path, code, times=10**9):
         yield tries
 
 
-@contextmanager
-def no_descriptors_in_native_code(monkeypatch, name):
-    """While native code of this name runs, the process can open no file."""
-    real = getattr(native, name)
-
-    def starved(*arguments, **options):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.open("/", os.O_RDONLY)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        try:
-            return real(*arguments, **options)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(native, name, starved)
-        yield
-
-
 @pytest.mark.parametrize("kind", ["base", "partial"])
-def test_rows_that_cannot_be_opened_raise_and_are_kept(store, monkeypatch, kind):
+def test_rows_that_cannot_be_opened_raise_and_are_kept_unless_the_user_falls_back(
+    store, monkeypatch, kind
+):
     run, path = open_run(store), newest(store, kind)
     before = contents(store)
-    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
-        run.checkpointer.recover()
-    assert contents(store) == before
+    with refused(monkeypatch, path, errno.EIO):
+        with pytest.raises(StorageError):
+            run.checkpointer.recover()
+        assert contents(store) == before
+        report = run.checkpointer.recover(on_read_error="fall_back")
+    assert (report.step, report.unreadable_paths) == (5, {path})
+    assert path.exists()
     assert run.checkpointer.recover().damaged_segments == []
     run.checkpointer._release()
 
@@ -124,8 +109,7 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
     with refused(monkeypatch, path, errno.EIO):
         assert again.checkpointer.recover(on_read_error="fall_back").step == 3
     again.train(3)
-    again.checkpointer.save("partial")
-    again.checkpointer.wait()
+    again.save()
     assert not path.exists()
     expected = again.rows()
     again.die()
@@ -146,46 +130,38 @@ def test_a_full_disk_does_not_remove_what_could_not_be_read(store, monkeypatch):
     run.checkpointer._release()
 
 
-def test_rows_fall_back_when_the_user_says_so_and_the_report_tells(store, monkeypatch):
-    run, path = open_run(store), newest(store, "partial")
-    with refused(monkeypatch, path, errno.EIO):
-        report = run.checkpointer.recover(on_read_error="fall_back")
-    assert (report.step, report.unreadable_paths) == (5, {path})
-    assert path.exists()
-    run.checkpointer._release()
+def test_nothing_readable_is_no_damage_but_damage_is(store, monkeypatch):
+    run, before = open_run(store), contents(store)
+    restore = native.restore_segment
 
+    def starved(*arguments, **options):
+        """The process can open no file meanwhile."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.open("/", os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            return restore(*arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-def test_nothing_readable_is_no_damage(store, monkeypatch):
-    run = open_run(store)
-    before = contents(store)
-    with (
-        no_descriptors_in_native_code(monkeypatch, "restore_segment"),
-        pytest.raises(StorageError, match="can be read"),
-    ):
+    monkeypatch.setattr(native, "restore_segment", starved)
+    with pytest.raises(StorageError, match="can be read"):
         run.checkpointer.recover(on_read_error="fall_back")
+    monkeypatch.setattr(native, "restore_segment", restore)
     assert contents(store) == before
-    run.checkpointer._release()
-
-
-def test_damage_is_still_damage_where_unreadable_files_are_passed_over(store):
-    run = open_run(store)
     flip(newest(store, "dense"), 5000)
     with pytest.raises(DamageError):
         run.checkpointer.recover(on_damage="raise", on_read_error="fall_back")
     run.checkpointer._release()
 
 
-def test_a_store_whose_manifest_cannot_be_read_is_not_opened(store, monkeypatch):
-    path = store / "MANIFEST.json"
-    before = contents(store)
-    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
+def test_a_store_whose_manifest_or_directory_cannot_be_looked_at_is_not_opened(store, monkeypatch):
+    """Not even for the message that says so."""
+    before, stat = contents(store), os.stat
+    with refused(monkeypatch, store / "MANIFEST.json", errno.EIO), pytest.raises(StorageError):
         open_run(store)
     assert contents(store) == before
-
-
-def test_a_store_whose_own_directory_cannot_be_looked_at_is_not_opened(store, monkeypatch):
-    """Not even for the message that says so."""
-    stat = os.stat
 
     def look(path, *arguments, **named):
         if str(path) == str(store):

@@ -80,7 +80,6 @@ def test_each_table_is_reported_once_and_only_it_is_dirty(tmp_path):
         run.ckpt._watch.check(replaced=True)
     run.ckpt._watch.changes.settle()
     assert (run.dirty("a"), run.dirty("b")) == (list(range(N)), [])
-    run.ckpt.close()
 
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
@@ -88,12 +87,8 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
     torch.manual_seed(0)
     model = nn.Embedding(20_000, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(
-        model,
-        optimizer,
-        tmp_path,
-        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
-    ) as ckpt:
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path, **{**NEVER, "staging": staging}) as ckpt:
         handle, snapshot = ckpt.step(), ckpt._saver.in_flight
         assert 0 < snapshot.rows.bytes_captured < model.weight.nbytes
         with torch.no_grad():
@@ -115,7 +110,6 @@ def test_rows_changed_outside_count_as_stale_when_a_live_shard_is_lost(tmp_path)
     run.optimizers[0].step()
     run.ckpt.step()
     assert run.ckpt.recover(shards=[1]).rows_stale is None  # some may not have changed
-    run.ckpt.close()
 
 
 def freeze(run):
@@ -174,7 +168,6 @@ def test_rows_moved_before_the_settings_changed_are_not_said_to_be_fresh(tmp_pat
     stale = int((run.model.weight.detach() != saved)[: N // 2].any(dim=1).sum())
     assert stale == 4
     assert run.ckpt.recover(shards=[0]).rows_stale in (None, stale)
-    run.ckpt.close()
 
 
 def test_rows_of_which_only_the_user_reports_changes_are_not_said_to_be_fresh(tmp_path):
@@ -185,4 +178,3 @@ def test_rows_of_which_only_the_user_reports_changes_are_not_said_to_be_fresh(tm
     run.ckpt.record_lookups("t", torch.tensor([1]))  # but not row 2
     run.ckpt.step()
     assert run.ckpt.recover(shards=[0]).rows_stale is None
-    run.ckpt.close()
