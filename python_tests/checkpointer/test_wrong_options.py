@@ -72,7 +72,7 @@ def test_a_part_of_the_options_takes_a_value_or_refuses_it(kind, name):
     assert name not in FLAGS or taken == {"true"}
 
 
-def made(directory, **options):
+def made(directory, /, **options):
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     given = {"model": model, "optimizers": optimizer, "directory": directory}

@@ -195,12 +195,13 @@ def test_a_lost_shard_is_recovered_while_a_snapshot_is_being_captured(tmp_path):
 
 
 def test_the_capturing_thread_and_the_hooks_end_with_the_checkpointer(tmp_path):
+    before = threading.enumerate()  # those of other tests may end later
     run = Trained(tmp_path, TABLES, **OPTIONS)
     optimizer = run.optimizers[0]
     run.train(2)
-    assert any(thread.name == "cpr_ext-capture" for thread in threading.enumerate())
+    own = [t for t in threading.enumerate() if t.name == "cpr_ext-capture" and t not in before]
     run.checkpointer.close()
-    assert not any(thread.name == "cpr_ext-capture" for thread in threading.enumerate())
+    assert [thread.is_alive() for thread in own] == [False]
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     indices = {name: torch.arange(3) for name in TABLES}

@@ -16,8 +16,8 @@ def test_work_that_fails_ends_no_thread():
             ended.set()
             raise ZeroDivisionError
 
-    committer = CommitThread()
-    committer.call(lambda: committer.do_when_idle(Work())).result()
+    committer, work = CommitThread(), Work()
+    committer.call(lambda: committer.do_when_idle(work)).result()
     assert ended.wait(60)
     assert committer.call(lambda: 7).result() == 7
     assert done == [0, 1]
