@@ -78,16 +78,6 @@ def test_a_segment_without_a_usable_header_is_passed_over_as_a_whole(trained, ho
     assert record.snapshot == 3
 
 
-def test_a_damaged_row_id_does_not_send_a_row_elsewhere(trained):
-    run, rows = trained
-    record, path = segments(run, "partial")[-1]
-    (chunk,) = read_chunks(path)
-    flip(path, record.header_bytes, bit=3)
-    fresh, report = recover(run)
-    assert len(report.damaged_segments) == 1
-    assert_same(fresh.rows()["tables.a"]["weight"], before_chunk(rows, chunk))
-
-
 def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained):
     run, rows = trained
     _, path = segments(run, "base")[0]

@@ -2,20 +2,13 @@
 
 import copy
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.recovery.import_store import PartCopy, StoreAt, import_rows, part_of
-from cpr_ext.recovery.report import Findings
-from cpr_ext.state.table import find_tables
-from cpr_ext.storage.store_reader import StoreReader
-from python_tests.helpers import Trained, assert_same, build, copy_rows, same_bits
+from python_tests.helpers import Trained, assert_same, same_bits
 from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
 
 
@@ -49,40 +42,6 @@ def test_any_number_of_shards_recovers_into_any_other_bit_for_bit(stores, tmp_pa
     assert contents(stores[old]) == before
 
 
-@given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_cut_of_rows_gets_these_rows_and_no_other(stores, tmp_path, data):
-    expected = recovered(_copy(stores[8]), num_shards=8)[1]
-    reader = StoreReader(stores[8])
-    tables = {table.name: table for table in find_tables(*build(TABLES, seed=3))}
-    before = copy_rows(tables.values())
-    ranges, copies = {}, {}
-    for name, table in tables.items():
-        cut = data.draw(st.tuples(*[st.integers(0, table.num_embeddings)] * 2))
-        if data.draw(st.booleans()):
-            ranges[name] = (min(cut), max(cut))
-            if cut[0] != cut[1]:
-                whole = part_of(table)
-                copies[name] = [PartCopy(table, whole, whole, replace(whole, rows=ranges[name]))]
-    import_rows(StoreAt(reader, reader.newest()), copies, Findings())
-    for name, table in tables.items():
-        begin, end = ranges.get(name, (0, 0))
-        weight = table.arrays()["weight"]
-        assert same_bits(weight[begin:end], expected[name]["weight"][begin:end])
-        assert same_bits(weight[:begin], before[name]["weight"][:begin])
-        assert same_bits(weight[end:], before[name]["weight"][end:])
-
-
-_COPIES = {}
-
-
-def _copy(store):
-    """What recovery needs: it removes what is newer, so it gets a copy."""
-    if store not in _COPIES:
-        _COPIES[store] = shutil.copytree(store, store.with_name(f"{store.name}-copy"))
-    return _COPIES[store]
-
-
 CHANGES = {
     "added": ({**TABLES, "new": (10, 2)}, ["table 'tables.new' is not in the store"]),
     "removed": ({"big": (700, 4), "mid": (90, 3)}, ["table 'tables.small' is not in the model"]),
@@ -101,7 +60,8 @@ def test_a_changed_model_is_refused_with_the_list_of_differences_or_takes_what_m
     stores, tmp_path, change
 ):
     tables, sentences = CHANGES[change]
-    expected = recovered(_copy(stores[8]), num_shards=8)[1]
+    shutil.copytree(stores[8], tmp_path / "reference")
+    expected = recovered(tmp_path / "reference", num_shards=8)[1]
     trained = Trained(tmp_path / "new", tables, num_shards=5)
     before, rows_before = trained.state(), trained.rows()
     with pytest.raises(StoreError) as error:

@@ -22,49 +22,6 @@ def opened(directory, seed=9):
     return Trained(directory, TABLES, seed=seed, lookups=12, **OPTIONS)
 
 
-class Recorded:
-    """A source that notes what is asked of it, over another one."""
-
-    def __init__(self, source):
-        self.source, self.calls = source, []
-
-    snapshot = property(lambda self: self.source.snapshot)
-    is_of_job = property(lambda self: self.source.is_of_job)
-    tables = property(lambda self: self.source.tables)
-
-    def refuse_damage(self):
-        self.calls.append("refuse_damage")
-        self.source.refuse_damage()
-
-    def newest(self, findings):
-        self.calls.append("newest")
-        return self.source.newest(findings)
-
-    def copy_rows(self, findings):
-        self.calls.append("copy_rows")
-        self.source.copy_rows(findings)
-
-
-@pytest.mark.parametrize(
-    ("on_damage", "calls"),
-    [("fall_back", ["newest", "copy_rows"]), ("raise", ["refuse_damage", "newest", "copy_rows"])],
-)
-def test_any_source_is_asked_in_one_order(tmp_path, on_damage, calls):
-    run = opened(tmp_path, seed=0)
-    run.train(3)
-    run.checkpointer.wait()
-    state = run.state()
-    run.die()
-    fresh = opened(tmp_path)
-    recoverer = fresh.checkpointer._recovery._recoverer
-    source = Recorded(OwnStore(fresh.store, recoverer._live))
-    findings = recoverer._recover(source, strict=True, on_damage=on_damage)
-    assert source.calls == calls
-    assert (findings.step, findings.rows_restored, source.snapshot) == (3, 60, 3)
-    assert_same(fresh.state(), state)
-    fresh.checkpointer._release()
-
-
 def test_lost_rows_need_neither_the_dense_part_nor_chunks_of_other_rows_to_be_sound(tmp_path):
     staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
     run = Trained(tmp_path, {"a": (20_000, 8)}, num_shards=2, staging=staging)
