@@ -84,39 +84,6 @@ def test_the_state_of_a_table_that_an_optimizer_gets_later_is_saved(tmp_path, ki
     assert_same(dict(fresh.ckpt.tables[0].arrays()), live)
 
 
-class SparseKind(torch.optim.Adagrad):
-    """A subclass, whose step may do anything: here it also changes other rows."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-        self.param_groups[0]["params"][0][7] += 1.0
-
-
-def sparse_kind(model):
-    return SparseKind(model.parameters(), lr=0.1)
-
-
-def test_rows_that_a_subclass_of_a_known_optimizer_moves_are_in_every_complete_snapshot(tmp_path):
-    run = make(tmp_path, sparse_kind)
-    handle, _ = train(run, 6)
-    weight = run.model["emb"].weight.detach().clone()
-    fresh, report = resumed(run, tmp_path, sparse_kind)
-    assert torch.equal(fresh.model["emb"].weight, weight) or not handle.is_complete
-    assert report.step == 6
-
-
-def test_only_an_optimizer_of_torch_itself_is_known_to_leave_other_rows_alone():
-    model = make_model()
-    table = cpr_ext.Table("emb", model["emb"].weight, adagrad(model))
-    torch.optim.lr_scheduler.StepLR(table.optimizer, 2)
-    assert table.updates_only_looked_up_rows()
-    table.optimizer = sparse_kind(model)
-    assert not table.updates_only_looked_up_rows()
-    table.optimizer.updates_only_looked_up_rows = True
-    assert table.updates_only_looked_up_rows()
-
-
 def test_a_module_that_is_replaced_is_refused_with_the_remedy(tmp_path):
     run = make(tmp_path, adagrad)
     train(run)
@@ -165,12 +132,10 @@ def with_second_model(model):
 
 def test_a_parameter_that_no_state_dict_has_is_named_once_and_no_snapshot_is_complete(tmp_path):
     run = make(tmp_path, with_second_model)
-    handle, texts = train(run)
+    handle, (text,) = train(run)
     assert not handle.is_complete
     assert not run.ckpt.save("base").is_complete
-    run.ckpt.wait()
-    (text,) = texts
-    assert re.search(r"a parameter of shape \(1, 3\) that a Adagrad updates", text)
+    assert "a parameter of shape (1, 3) that a Adagrad updates" in text
 
 
 class Global(torch.optim.Adagrad):
@@ -193,18 +158,6 @@ def test_what_an_optimizer_keeps_under_no_parameter_returns(tmp_path):
     again, _ = resumed(run, tmp_path, optimizer_of, change=change)
     others = {k: v for k, v in again.optimizer.state.items() if isinstance(k, str)}
     assert others == {"global": {"t": 4}}
-
-
-def test_what_no_state_dict_has_is_not_claimed_and_not_looked_at(tmp_path):
-    """`cpr prove` finds it: attributes, flags, gradients, buffers with persistent=False."""
-    run = make(tmp_path, adagrad)
-    run.model["lin"].register_buffer("cache", torch.zeros(()), persistent=False)
-    for step in range(3):
-        run.model["lin"].cache.add_(1)
-        run.model["lin"].count, run.model["lin"].training = step, False
-        handle, texts = train(run, 1, first=step)
-        run.model["lin"](torch.ones(1, 4)).sum().backward()
-        assert (handle.is_complete, texts) == (True, [])
 
 
 def late_buffer(model):
@@ -311,24 +264,3 @@ def lazy(model):
 def test_what_cannot_be_saved_is_named_at_construction(tmp_path, optimizer_of, match):
     with pytest.raises(UsageError, match=match):
         make(tmp_path, optimizer_of)
-
-
-class Preconditioner(torch.optim.Optimizer):
-    """Keeps a state that is much wider than the rows of a table."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        weight = self.param_groups[0]["params"][0]
-        wide = self.state[weight].setdefault("wide", torch.zeros(N, N))
-        wide.add_(weight.grad @ weight.grad.t())
-
-
-def test_a_wide_row_state_is_recovered_after_partial_snapshots(tmp_path):
-    def optimizer_of(model):
-        return Preconditioner(model.parameters(), {"lr": 0.1})
-
-    run = make(tmp_path, optimizer_of)
-    train(run, 4)
-    wide = run.ckpt.tables[0].arrays()["wide"].clone()
-    fresh, _ = resumed(run, tmp_path, optimizer_of)
-    assert torch.equal(fresh.ckpt.tables[0].arrays()["wide"], wide)

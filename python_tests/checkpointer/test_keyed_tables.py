@@ -1,7 +1,6 @@
 """Keyed tables through a Checkpointer: no row returns under another id."""
 
 import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from cpr_ext.errors import (
     UsageError,
 )
 from cpr_ext.recovery.restore import read_dense
-from cpr_ext.tracking.key_watch import KeyWatch
 from python_tests.helpers import flip
 from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
 
@@ -69,15 +67,6 @@ def test_a_partial_recovery_gives_each_id_a_row_of_its_own(tmp_path, priority, n
     )
     assert other.rows().keys() == again.keys_at[46]
     other.train(7)
-
-
-def test_without_its_must_save_slots_a_partial_recovery_has_other_keys(tmp_path, monkeypatch):
-    none = torch.empty(0, dtype=torch.int64).numpy()
-    monkeypatch.setattr(KeyWatch, "must_save", lambda *_: none)
-    job = trained(tmp_path, 43, **NO_REBASE).end()
-    again, _ = resumed(tmp_path, **NO_REBASE)
-    assert again.rows().keys() != job.keys_at[41]
-    assert job.foreign(again.rows()) == []
 
 
 @pytest.mark.parametrize("scores", [False, True])
@@ -336,21 +325,8 @@ def test_keys_that_are_a_buffer_of_the_model_are_saved_with_rows_alone(tmp_path)
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_each_row_of_a_segment_has_eight_bytes_more_for_each_key_and_score(tmp_path, scores):
-    sizes = {}
-    for keyed in (False, True):
-        job = KeyedJob(tmp_path / str(keyed), keyed=keyed, scores=scores, **NO_REBASE)
-        if not keyed:
-            job.ckpt.writing_rows = lambda *_: nullcontext()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UntrackedChangeWarning)
-            job.train(1)
-        job.end()
-        reader = job.ckpt.store.view()
-        layout = reader.open(reader.manifest.rows[0]).layout
-        sizes[keyed] = sum(layout.bytes_by_precision().values())
-    assert sizes[True] - sizes[False] == 8 * SLOTS * (2 if scores else 1)
     options = {"priority": cpr_ext.AllRows(0.1), "num_slots": 1000, **NO_REBASE}
-    job = KeyedJob(tmp_path / "partial", scores=scores, **options)
+    job = KeyedJob(tmp_path, scores=scores, **options)
     job.train(43, new_ids=25)
     job.end()
     reader = job.ckpt.store.view()

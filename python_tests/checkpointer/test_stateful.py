@@ -1,9 +1,6 @@
 """``state=``: a killed run with a scheduler and a scaler ends as one that nobody killed."""
 
-import os
-import signal
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from torch.optim import lr_scheduler
 
 import cpr_ext
 from cpr_ext.errors import StoreError, UntrackedChangeWarning, UsageError
-from python_tests.helpers import assert_same, run_python
+from python_tests.helpers import assert_same, die
 
 NUM_STEPS = 30
 KILLED_AFTER = 19  # of which 15 are saved
@@ -59,24 +56,12 @@ class Loop:
         }
 
 
-def train_and_die(directory):
-    loop = Loop(Path(directory))
-    loop.checkpointer.recover()
-    loop.train(KILLED_AFTER)
-    loop.checkpointer.wait()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-CODE = """
-import sys
-from python_tests.checkpointer.test_stateful import train_and_die
-train_and_die(sys.argv[1])
-"""
-
-
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of the skipped step
 def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(tmp_path):
-    run_python(CODE, tmp_path / "killed", returncode=-signal.SIGKILL)
+    killed = Loop(tmp_path / "killed")
+    killed.train(KILLED_AFTER)
+    killed.checkpointer.wait()
+    die(killed.checkpointer)
     resumed = Loop(tmp_path / "killed")
     with resumed.checkpointer as checkpointer:
         report = checkpointer.recover()

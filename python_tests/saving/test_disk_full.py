@@ -8,7 +8,6 @@ import warnings
 import pytest
 
 import cpr_ext
-from cpr_ext.errors import SnapshotFailedWarning
 from cpr_ext.wings.tools.maintenance import verify
 from python_tests.helpers import Trained, assert_same
 
@@ -80,16 +79,6 @@ def test_training_finishes_on_a_full_disk_and_nothing_committed_is_lost(small_di
     assert_same(other.rows(), rows)
     other.die()
     assert verify(small_disk / "store").left_overs == []
-
-
-def test_the_failure_is_told_at_the_next_step(small_disk):
-    trained = begin(small_disk)
-    fill(small_disk)
-    trained.checkpointer.save("base").wait_until_done(30)
-    with pytest.warns(SnapshotFailedWarning, match="No space left"):
-        trained.train(1)
-    (small_disk / "filler").unlink()
-    trained.die()
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -15,7 +15,7 @@ from cpr_ext.errors import (
     UntrackedChangeWarning,
     UsageError,
 )
-from python_tests.helpers import Trained, assert_same, row_records, run_python
+from python_tests.helpers import Trained, assert_same, row_records
 
 NEVER = cpr_ext.EverySteps(1000)
 OPTIONS = {"num_shards": 2, "schedule": NEVER, "store": cpr_ext.StoreOptions(None)}
@@ -250,51 +250,6 @@ def test_close_gives_everything_back_even_when_it_raises(tmp_path):
     again = Trained(tmp_path, optimizer="sgd", **OPTIONS)  # the locks are free
     run.checkpointer.close()  # closing twice is fine
     again.checkpointer.close()
-
-
-FULL_DISK = """
-import resource, signal, sys, warnings
-import pytest, torch, cpr_ext
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
-from python_tests.helpers import Trained, assert_same
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-run = Trained(
-    sys.argv[1], {"a": (2000, 8)}, optimizer="sgd", num_shards=2,
-    schedule=cpr_ext.EverySteps(1000),
-    staging=cpr_ext.StagingOptions(direct_io=sys.argv[2] == "direct"),
-)
-run.train(2)
-run.checkpointer.wait()
-dirty = run.checkpointer._trackers["tables.a"].dirty_rows(0, 2000).tolist()
-assert dirty
-limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limit[1]))
-run.checkpointer.save("base")
-with pytest.raises(SnapshotError) as failure:
-    run.checkpointer.wait()
-cause = failure.value.__cause__
-assert isinstance(cause, StorageError) and isinstance(cause, OSError), repr(cause)
-assert cause.errno == 27 and "base.safetensors" in str(cause), str(cause)
-assert run.checkpointer._trackers["tables.a"].dirty_rows(0, 2000).tolist() == dirty
-before = run.state()
-run.train(1)
-resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-names = sorted(path.name for path in run.store.directory.rglob("*.safetensors"))
-assert names == ["00000001-base.safetensors", "00000001-dense.safetensors"], names
-run.checkpointer.save("base")
-assert run.checkpointer.wait()
-rows = run.rows()
-run.die()
-fresh = Trained(sys.argv[1], {"a": (2000, 8)}, optimizer="sgd", num_shards=2, seed=3)
-fresh.checkpointer.recover()
-assert_same(fresh.rows(), rows)
-print("all good")
-"""
-
-
-@pytest.mark.parametrize("mode", ["direct", "buffered"])
-def test_a_disk_that_takes_no_more_fails_the_save_and_leaves_no_half_written_file(tmp_path, mode):
-    assert run_python(FULL_DISK, tmp_path, mode).endswith("all good\n")
 
 
 def test_a_with_block_that_an_error_leaves_gives_the_store_back_once_no_thread_writes_into_it(

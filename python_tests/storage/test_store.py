@@ -11,7 +11,7 @@ from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.state.table import Table
 from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
 from cpr_ext.storage.store import Store
-from python_tests.helpers import Trained, run_python
+from python_tests.helpers import Trained
 from python_tests.storage.records import record
 
 
@@ -84,25 +84,6 @@ def test_another_model_is_refused_with_every_difference(tmp_path, shapes, differ
         Store(tmp_path, tables=half)
 
 
-def test_a_store_in_use_by_another_process_is_refused_with_its_pid(tmp_path):
-    store = open_store(tmp_path)
-    told = run_python(
-        """
-import sys, torch
-from cpr_ext.storage.store import Store
-from cpr_ext.state.table import Table
-try:
-    Store(sys.argv[1], tables=[Table("a", torch.zeros(10, 2))])
-except Exception as error:
-    print(error)
-""",
-        tmp_path,
-    )
-    assert f"is being written by process {os.getpid()}; end it" in told
-    store.close()
-    open_store(tmp_path).close()
-
-
 def test_a_store_without_its_manifest_is_no_new_store(tmp_path):
     run = Trained(tmp_path)
     run.train(1)
@@ -149,38 +130,26 @@ def test_a_left_over_file_that_cannot_be_removed_costs_a_warning(
 # --- durability ---
 
 
-class Journal:
-    """What the operating system was asked for, in order, by path."""
+def journal(monkeypatch):
+    """What the operating system is asked for from now on, in order, by path."""
+    events = []
 
-    def __init__(self, monkeypatch):
-        self.events = []
-        fsync, rename, unlink, mkdir = os.fsync, Path.replace, Path.unlink, Path.mkdir
+    def note(place, name, event_of):
+        real = getattr(place, name)
 
-        def note_fsync(descriptor):
-            fsync(descriptor)
-            self.events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
-
-        def note_rename(path, target):
-            result = rename(path, target)
-            self.events.append(("rename", Path(target)))
+        def call(*given, **options):
+            event = event_of(*given)
+            result = real(*given, **options)
+            events.append(event)
             return result
 
-        def note_unlink(path, missing_ok=False):
-            unlink(path, missing_ok=missing_ok)
-            self.events.append(("unlink", path))
+        monkeypatch.setattr(place, name, call)
 
-        def note_mkdir(path, *args, **kwargs):
-            if not path.exists():
-                self.events.append(("mkdir", path))
-            mkdir(path, *args, **kwargs)
-
-        monkeypatch.setattr(Path, "mkdir", note_mkdir)
-        monkeypatch.setattr(os, "fsync", note_fsync)
-        monkeypatch.setattr(Path, "replace", note_rename)
-        monkeypatch.setattr(Path, "unlink", note_unlink)
-
-    def index(self, *event, after=-1):
-        return self.events.index(event, after + 1)
+    note(os, "fsync", lambda descriptor: ("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+    note(Path, "replace", lambda _, target: ("rename", Path(target)))
+    note(Path, "unlink", lambda path, *_: ("unlink", path))
+    note(Path, "mkdir", lambda path, *_: ("was there" if path.exists() else "mkdir", path))
+    return events
 
 
 def test_a_commit_syncs_data_then_renames_then_syncs_the_directory_then_removes(
@@ -189,14 +158,16 @@ def test_a_commit_syncs_data_then_renames_then_syncs_the_directory_then_removes(
     store = open_store(tmp_path)
     store.path_of(record(1)).write_text("rows")
     add(store, 1)
-    journal = Journal(monkeypatch)
+    events, at = journal(monkeypatch), -1
     add(store, 2)
-    path = tmp_path / MANIFEST_FILE
-    names = journal.index("sync", store.segments)
-    data = journal.index("sync", path.with_name(path.name + ".tmp"), after=names)
-    renamed = journal.index("rename", path, after=data)
-    directory = journal.index("sync", tmp_path, after=renamed)
-    journal.index("unlink", store.path_of(record(1)), after=directory)
+    for event in (
+        ("sync", store.segments),
+        ("sync", tmp_path / f"{MANIFEST_FILE}.tmp"),
+        ("rename", tmp_path / MANIFEST_FILE),
+        ("sync", tmp_path),
+        ("unlink", store.path_of(record(1))),
+    ):
+        at = events.index(event, at + 1)
     store.close()
 
 
@@ -204,16 +175,16 @@ def test_every_directory_on_the_way_to_a_new_store_is_durable_once_it_is_open(
     tmp_path, monkeypatch
 ):
     """Else a power cut could lose the entry of a directory, and all that was committed in it."""
-    journal = Journal(monkeypatch)
+    events = journal(monkeypatch)
     place = tmp_path / "runs" / "a" / "store"
     open_store(place).close()
-    made = {path: i for i, (what, path) in enumerate(journal.events) if what == "mkdir"}
+    made = {path: i for i, (what, path) in enumerate(events) if what == "mkdir"}
     assert {place.parent.parent, place.parent, place, place / "segments"} <= set(made)
     for path, position in made.items():
-        assert ("sync", path.parent) in journal.events[position:], path
+        assert ("sync", path.parent) in events[position:], path
     # A manifest without its segments is damage.
-    durable = journal.index("sync", place, after=made[place / "segments"])
-    assert durable < journal.index("rename", place / MANIFEST_FILE)
+    durable = events.index(("sync", place), made[place / "segments"])
+    assert durable < events.index(("rename", place / MANIFEST_FILE))
 
 
 def test_retaining_and_rolling_back_keep_what_is_needed(tmp_path):

@@ -1,7 +1,6 @@
 """Directories that move, are replaced, or have names that are no text."""
 
 import shutil
-import sys
 
 import pytest
 import torch
@@ -164,13 +163,3 @@ for call in sys.argv[1:]:
         print("refused")
 """
     assert run_python(code, *CONVERSIONS) == "refused\n" * len(CONVERSIONS)
-
-
-def test_what_was_started_outlives_the_variable_that_it_was_started_from():
-    slots = native.SlotPool(num_slots=1, slot_bytes=4096)
-    slot = slots.acquire()
-    assert sys.getrefcount(slots) == 2
-    del slots
-    assert slot.is_held
-    slot.release()
-    assert not slot.is_held

@@ -187,15 +187,6 @@ def test_a_write_outside_is_seen_beside_a_step_that_wrote_nothing(tmp_path, acti
     loop.run.assert_recovers(lambda: make(loop.kind, apart=apart))
 
 
-def test_a_replaced_state_is_seen_before_the_next_step(tmp_path):
-    loop = Loop(tmp_path, torch.optim.Adagrad)
-    state = loop.optimizers[0].state[loop.model.b.weight]
-    state["sum"] = state["sum"].clone()
-    loop.do("zero", "a")
-    with pytest.warns(UntrackedChangeWarning, match="'b' .* state was replaced"):
-        loop.step()
-
-
 def test_steps_of_all_kinds_are_nobody_elses_changes(tmp_path):
     """Not a warning, and what counts are the rows of gradients."""
     for number, kind in enumerate([*(each.values[0] for each in KINDS), torch.optim.SparseAdam]):

@@ -32,17 +32,6 @@ def test_rows_of_a_dense_gradient_count_once_if_they_are_not_zero(tmp_path):
     assert run.counts() == {1: 1, 7: 1, 9: 1, 11: 1}
 
 
-@pytest.mark.parametrize("sparse", [True, False])
-def test_accumulated_gradients_count_when_the_optimizer_steps(tmp_path, sparse):
-    run = plain(tmp_path, sparse=sparse)
-    for row in (3, 3, 5):
-        backward(run, row)
-        run.ckpt.step()  # for a micro-batch
-        assert run.counts() == {}
-    run.optimizers[0].step()
-    assert run.counts().keys() == {3, 5}
-
-
 @pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
 @pytest.mark.filterwarnings("error::cpr_ext.errors.SnapshotFailedWarning")
 @pytest.mark.parametrize("overlap", ["never", "always"])
@@ -90,18 +79,6 @@ def test_a_batch_that_is_skipped_leaves_no_trace(run):
     assert run.ckpt.step_count == 3
 
 
-def test_a_subclass_with_a_forward_of_its_own_counts_what_it_changes(tmp_path):
-    class Positions(nn.Embedding):
-        def forward(self, mask):
-            return super().forward(mask.cumsum(0) * mask + 1)
-
-    model = Positions(N, 4, sparse=True)
-    run = Watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.tensor([1, 1, 1, 0])).sum().backward()
-    run.optimizers[0].step()
-    assert run.counts() == {1: 1, 2: 1, 3: 1, 4: 1}
-
-
 def test_a_parameter_given_as_table_counts_without_a_module(tmp_path):
     class Functional(nn.Module):
         def __init__(self):
@@ -117,18 +94,6 @@ def test_a_parameter_given_as_table_counts_without_a_module(tmp_path):
     backward(run, 8, 9)
     optimizer.step()
     assert run.counts() == {8: 1, 9: 1}
-
-
-def test_a_weight_tied_to_a_linear_layer_counts_every_row_that_it_changes(tmp_path):
-    table, linear = nn.Embedding(N, 4), nn.Linear(4, N, bias=False)
-    linear.weight = table.weight
-    model = nn.Sequential(table, linear)
-    run = Watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    backward(run, 3)
-    run.optimizers[0].step()
-    run.ckpt.step()
-    assert run.dirty() == list(range(N))
-    assert run.save().is_complete
 
 
 def test_padding_and_indices_past_the_last_offset_count_if_they_change_a_row(tmp_path):
@@ -165,6 +130,7 @@ def test_rows_that_could_not_be_counted_are_never_forgotten(run):
         with pytest.raises(MemoryError):
             run.optimizers[0].step()
     with pytest.raises(SnapshotError, match="could not be counted"):
-        assert snapshot.state == "failed"
+        run.ckpt.close()
+    assert snapshot.state == "failed"
     assert not hooks_of(run.optimizers[0])
     assert len(run.ckpt.store.manifest.dense) == 1
