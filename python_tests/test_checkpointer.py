@@ -14,8 +14,6 @@ from cpr_ext.storage.store import Store
 from python_tests.helpers import (
     Trained,
     assert_same,
-    build,
-    make_indices,
     read_chunks,
     row_records,
     train_step,
@@ -61,14 +59,6 @@ def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
     live = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert metrics.bytes_written >= live
     assert 0 < metrics.max_stall_seconds <= metrics.stall_seconds
-
-
-def test_step_returns_the_snapshot_that_began_and_otherwise_nothing(tmp_path):
-    run = Trained(tmp_path, schedule=every(2), **EXACT)
-    begun = [run.checkpointer.step() for _ in range(4)]
-    assert [snapshot and snapshot.number for snapshot in begun] == [1, None, 2, None]
-    assert begun[0].wait_until_done(30)
-    assert (begun[0].state, begun[0].kind, begun[0].error) == ("committed", "base", None)
 
 
 def test_time_alone_makes_a_snapshot_due(tmp_path):
@@ -269,19 +259,6 @@ def resident_bytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_more_shards_than_rows_leave_some_shards_empty(tmp_path):
-    run = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, **EXACT)
-    run.train(2)
-    state = run.state()
-    run.save("base")
-    run.die()
-    fresh = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, seed=1, **EXACT)
-    assert fresh.checkpointer.recover().rows_restored == 3
-    assert_same(fresh.state(), state)
-    assert fresh.checkpointer.recover(shards=list(range(7))).rows_restored == 3
-    fresh.checkpointer.close()
-
-
 def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
     def make(seed):
         weight = nn.Parameter(torch.randn(50, 3, generator=torch.Generator().manual_seed(seed)))
@@ -301,20 +278,3 @@ def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
     second.recover()
     assert_same(again.detach(), weight.detach())
     second.close()
-
-
-def test_weights_of_a_compiled_model_are_saved_and_recovered(tmp_path):
-    def make(seed):
-        model, optimizers = build({"a": (50, 3)}, "sgd", seed=seed)
-        compiled = torch.compile(model, backend="eager")
-        return model, optimizers, compiled, cpr_ext.Checkpointer(compiled, optimizers, tmp_path)
-
-    model, optimizers, compiled, checkpointer = make(0)
-    generator = torch.Generator().manual_seed(0)
-    train_step(compiled, optimizers, make_indices(model, generator, 5), generator)
-    checkpointer.step()
-    checkpointer.close()
-    fresh, _, _, again = make(1)
-    again.recover()
-    assert_same(dict(fresh.state_dict()), dict(model.state_dict()))
-    again.close()

@@ -100,12 +100,6 @@ def test_another_dtype_and_another_dense_layer_are_listed_too(stores, tmp_path):
     assert "parameter 'linear.weight' has dtype torch.float32 and shape (2, 4)" in str(error.value)
 
 
-def test_a_store_is_continued_with_another_number_of_shards(stores):
-    again = Trained(stores[8], TABLES, num_shards=5)
-    assert again.checkpointer.recover().step == again.checkpointer.recover(shards=[4]).step
-    again.checkpointer.close()
-
-
 def test_options_that_do_not_go_together_are_refused(stores, tmp_path):
     trained = Trained(tmp_path / "new", TABLES)
     with pytest.raises(UsageError, match="leave out"):

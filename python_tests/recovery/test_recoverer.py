@@ -63,19 +63,6 @@ def test_partial_recovery_needs_no_file_but_those_of_rows(tmp_path, lost):
     run.checkpointer._release()
 
 
-def test_lost_rows_come_back_in_their_newest_saved_state(tmp_path):
-    run = Trained(tmp_path, {"a": (40, 2)}, lookups=30, **OPTIONS, priority=cpr_ext.AllRows())
-    run.train(4)
-    run.checkpointer.wait()
-    saved = run.rows()
-    run.train(1)
-    assert differences(run.rows(), saved)
-    everything = list(range(NUM_SHARDS))
-    wipe(run, everything)
-    run.checkpointer.recover(shards=everything)
-    assert_same(run.rows(), saved)
-
-
 def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_rows_stay_dirty(
     tmp_path,
 ):

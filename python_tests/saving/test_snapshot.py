@@ -3,7 +3,6 @@
 import tempfile
 from collections import defaultdict
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ import cpr_ext
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     TABLE_OPTIMIZERS,
-    Trained,
     assert_same,
     build,
     copy_rows,
@@ -211,17 +209,3 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
     record = checkpointer.store.manifest.dense[-1]
     assert (record.first_step, record.last_step) == (max(steps), max(steps))
     assert not record.is_complete
-
-
-@pytest.mark.parametrize("optimizer", ["sgd_momentum", "adam"])
-def test_state_that_the_optimizer_makes_after_the_first_base_forces_a_new_base(tmp_path, optimizer):
-    run = Trained(tmp_path, {"a": (50, 3)}, optimizer=optimizer, schedule=cpr_ext.EverySteps(1))
-    assert run.save("base").kind == "base"
-    run.train(1)
-    assert run.checkpointer._saver.in_flight.kind == "base"
-    run.checkpointer.wait()
-    rows = run.rows()
-    run.die()
-    again = Trained(tmp_path, {"a": (50, 3)}, optimizer=optimizer, seed=5)
-    again.checkpointer.recover()
-    assert_same(again.rows(), rows)
