@@ -227,31 +227,6 @@ def test_what_is_written_and_not_counted_leaves_all_rows_changed(
     job.end()
 
 
-def test_what_changes_in_another_table_is_seen_although_slots_are_assigned(tmp_path):
-    bags = nn.ModuleList([nn.EmbeddingBag(8, 2, sparse=True) for _ in range(2)])
-    optimizer = torch.optim.Adagrad(bags.parameters(), lr=0.1)
-    tables = [
-        cpr_ext.Table(f"t{n}", bag.weight, optimizer, [bag], keys=torch.full((8,), -1))
-        for n, bag in enumerate(bags)
-    ]
-    with cpr_ext.Checkpointer(bags, optimizer, tmp_path, tables=tables) as ckpt:
-
-        def train(num_steps):
-            for _ in range(num_steps):
-                optimizer.zero_grad()
-                sum(bag(torch.arange(4)[None]).sum() for bag in bags).backward()
-                optimizer.step()
-                ckpt.step()
-
-        train(6)
-        with torch.no_grad():
-            bags[1].weight[3] = 5.0
-        with ckpt.writing_rows("t0", torch.tensor([1])), torch.no_grad():
-            bags[0].weight[1] = 0.0
-        with pytest.warns(UntrackedChangeWarning, match="'t1'"):
-            train(1)
-
-
 def test_a_store_with_keys_and_a_model_without_do_not_go_together(tmp_path):
     trained(tmp_path / "keyed", 6).end()
     with pytest.raises(StoreError, match=r"has keys \['key'\], the model None"):

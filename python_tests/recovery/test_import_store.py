@@ -87,19 +87,6 @@ def test_a_changed_model_is_refused_with_the_list_of_differences_or_takes_what_m
     assert again.checkpointer.recover().step == 16
 
 
-def test_another_dtype_and_another_dense_layer_are_listed_too(stores, tmp_path):
-    trained = Trained(tmp_path / "x", TABLES)
-    trained.checkpointer.close()
-    model, optimizers = trained.model.to(torch.float64), trained.optimizers
-    model.linear = torch.nn.Linear(4, 6)
-    optimizers = [optimizers[0], torch.optim.Adam(model.linear.parameters())]
-    with cpr_ext.Checkpointer(model, optimizers, tmp_path / "new") as ckpt:
-        with pytest.raises(StoreError) as error:
-            ckpt.recover(from_store=stores[5])
-    assert "'tables.big' has dtype torch.float32, the model torch.float64" in str(error.value)
-    assert "parameter 'linear.weight' has dtype torch.float32 and shape (2, 4)" in str(error.value)
-
-
 def test_options_that_do_not_go_together_are_refused(stores, tmp_path):
     trained = Trained(tmp_path / "new", TABLES)
     with pytest.raises(UsageError, match="leave out"):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.state.table import shard_row_range
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,
@@ -61,34 +60,6 @@ def test_partial_recovery_needs_no_file_but_those_of_rows(tmp_path, lost):
     assert report.segments_read == 1
     assert_same(run.state(), before)
     run.checkpointer._release()
-
-
-def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_rows_stay_dirty(
-    tmp_path,
-):
-    run = Trained(
-        tmp_path, {"a": (12_000, 8)}, staging=SMALL, num_shards=NUM_SHARDS,
-        schedule=cpr_ext.EverySteps(1000),
-    )  # fmt: skip
-    run.train(1)
-    run.checkpointer.wait()
-    run.checkpointer._saver._rounds_left = 0
-    run.train(1)
-    snapshot = run.checkpointer._saver.begin("base")
-    run.train(1)
-    assert (snapshot.state, snapshot.first_step) == ("capturing", 3)
-    tracker = run.checkpointer._trackers["tables.a"]
-    lookups = set()
-    for step in (1, 2):
-        generator = torch.Generator().manual_seed(1000 + step)
-        lookups |= set(make_indices(run.model, generator, run.lookups)["a"].tolist())
-    run.checkpointer.recover(shards=[3])
-    begin, end = shard_row_range(12_000, 3, NUM_SHARDS)
-    kept = {row_id for row_id in lookups if not begin <= row_id < end}
-    assert set(tracker.dirty_rows(0, 12_000).tolist()) == kept
-    run.train(20)
-    run.checkpointer.wait()
-    assert run.checkpointer.metrics.failed_snapshots == 0
 
 
 def test_a_base_given_up_for_a_recovery_is_taken_again_if_the_state_arrays_had_changed(tmp_path):

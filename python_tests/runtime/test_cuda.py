@@ -23,17 +23,6 @@ class OnDevice:
         return self.device.index
 
 
-def test_a_tensor_of_the_cpu_is_on_no_device():
-    tensor = torch.zeros(2)
-    assert cuda.device_of(tensor) is None
-    assert cuda.devices_of([tensor, tensor]) == []
-    assert cuda.stager_of(tensor) is None
-    with cuda.kept_for_stream([tensor], []):
-        pass
-    cuda.use_training_streams([])
-    assert cuda.make_stagers([], slot_bytes=4096, num_slots=2) == []
-
-
 class Native:
     """A build with CUDA, and devices with memory for slots of 8 kB."""
 

@@ -13,12 +13,8 @@ from cpr_ext.state.dense_state import capture_dense, own_part, restore_dense
 from cpr_ext.state.stateful import Declared, PerRank, as_declared
 
 SCHEDULERS = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3, 3]),
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.ConstantLR(o), lr_scheduler.MultiStepLR(o, [2, 4])], [3]

@@ -10,7 +10,6 @@ import cpr_ext
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.position import MAX_COUNT, MAX_SOUND, MAX_WRITABLE
 from cpr_ext.storage.checksummed_json import FREE_BYTES, read_checksummed, write_checksummed
-from cpr_ext.wings.cli import app as cli
 from cpr_ext.wings.cli.output import printable
 from cpr_ext.wings.tools.maintenance import inspect, verify
 from python_tests.faults.hostile_operations import set_json
@@ -92,26 +91,6 @@ def test_a_large_description_with_its_files_is_read(tmp_path):
 
 
 NASTY = "\x1b]0;owned\x07\x9b31m\u202e\r\nfine: 1 shard"
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify", "export", "repair"])
-@pytest.mark.parametrize("place", ["tables", "store_id"])
-def test_the_tools_print_no_control_characters(store, monkeypatch, capsys, command, place):
-    file = "MANIFEST.json"
-    if place == "tables":
-        tables = json.loads((store / file).read_bytes())["content"]["model"]["tables"]
-        set_json(store, file, ["model", "tables"], {**tables, NASTY: tables["tables.big"]})
-    else:
-        set_json(store, file, [NASTY], 1)
-        set_json(store, file, ["dense", 0, NASTY], 1)
-    out = [store.parent / "out"] if command == "export" else []
-    monkeypatch.setattr("sys.argv", ["cpr", *map(str, [command, store, *out])])
-    with pytest.raises(SystemExit):
-        cli.run()
-    text = "".join(capsys.readouterr())
-    assert all(letter.isprintable() or letter == "\n" for letter in text)
-    if command == "inspect" or place == "store_id":
-        assert "owned" in text
 
 
 def test_a_name_cannot_make_a_line_of_its_own():

@@ -1,11 +1,9 @@
-"""What cannot be read is no damage: nothing is removed, and no older state is used unasked."""
+"""What cannot be read is no damage; every call that reads: python_tests/faults/read_side.py."""
 
 import errno
-import gc
 import os
 import resource
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,7 +11,6 @@ import cpr_ext
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError
 from cpr_ext.storage import retries
-from cpr_ext.wings.tools import maintenance
 from python_tests.helpers import Trained, assert_same, flip
 
 OPTIONS = {
@@ -73,23 +70,6 @@ def refused(monkeypatch, path, code, times=10**9):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         yield tries
-
-
-@pytest.mark.parametrize("kind", ["base", "partial"])
-def test_rows_that_cannot_be_opened_raise_and_are_kept_unless_the_user_falls_back(
-    store, monkeypatch, kind
-):
-    run, path = open_run(store), newest(store, kind)
-    before = contents(store)
-    with refused(monkeypatch, path, errno.EIO):
-        with pytest.raises(StorageError):
-            run.checkpointer.recover()
-        assert contents(store) == before
-        report = run.checkpointer.recover(on_read_error="fall_back")
-    assert (report.step, report.unreadable_paths) == (5, {path})
-    assert path.exists()
-    assert run.checkpointer.recover().damaged_segments == []
-    run.checkpointer._release()
 
 
 def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_durable(
@@ -171,56 +151,6 @@ def test_a_store_whose_manifest_or_directory_cannot_be_looked_at_is_not_opened(s
     monkeypatch.setattr(os, "stat", look)
     with pytest.raises(StorageError, match=r"cannot open the store.*Input/output error"):
         open_run(store)
-
-
-@pytest.mark.parametrize("kind", ["dense", "partial", "base"])
-@pytest.mark.parametrize("tool", ["verify", "export", "read_rows", "inspect", "move"])
-def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
-    tools = {
-        "verify": lambda: maintenance.verify(store),
-        "export": lambda: maintenance.export(store, tmp_path / "out"),
-        "read_rows": lambda: maintenance.read_rows(store, "tables.big", range(200)),
-        "inspect": lambda: maintenance.inspect(store),
-        "move": lambda: open_run(tmp_path / "new").checkpointer.recover(from_store=store),
-    }
-    needs_dense = tool in ("verify", "export", "move")
-    before = contents(store)
-    with refused(monkeypatch, newest(store, kind), errno.EIO) as tries:
-        with suppress(StorageError):
-            tools[tool]()
-            assert not tries, "it succeeded without what it could not read"
-    assert contents(store) == before
-    assert kind != "dense" or bool(tries) == needs_dense
-
-
-def open_files(store):
-    """Return what this process has open of a store; what other threads open is none of it."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(str(link.readlink()))
-    return sorted(path for path in found if path.startswith(str(store)))
-
-
-def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(store, monkeypatch):
-    gc.collect()  # what this test's own trainer left open is closed now, not in between
-    look, opened = os.fstat, open_files(store)
-    for number in range(100):
-        looks = iter(range(10**9))
-
-        def refuse(descriptor, number=number, looks=looks):
-            if next(looks) == number:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            return look(descriptor)
-
-        with monkeypatch.context() as patch, suppress(StorageError):
-            patch.setattr(os, "fstat", refuse)
-            maintenance.repair(store, apply=True)
-        assert open_files(store) == opened, f"left open by look {number}"
-        if next(looks) <= number:
-            break
-    assert 10 < number < 99, "not every look was refused once"
-    assert maintenance.verify(store).is_sound
 
 
 @pytest.mark.parametrize("times", [1, 10**9])

@@ -152,25 +152,6 @@ def journal(monkeypatch):
     return events
 
 
-def test_a_commit_syncs_data_then_renames_then_syncs_the_directory_then_removes(
-    tmp_path, monkeypatch
-):
-    store = open_store(tmp_path)
-    store.path_of(record(1)).write_text("rows")
-    add(store, 1)
-    events, at = journal(monkeypatch), -1
-    add(store, 2)
-    for event in (
-        ("sync", store.segments),
-        ("sync", tmp_path / f"{MANIFEST_FILE}.tmp"),
-        ("rename", tmp_path / MANIFEST_FILE),
-        ("sync", tmp_path),
-        ("unlink", store.path_of(record(1))),
-    ):
-        at = events.index(event, at + 1)
-    store.close()
-
-
 def test_every_directory_on_the_way_to_a_new_store_is_durable_once_it_is_open(
     tmp_path, monkeypatch
 ):
