@@ -290,19 +290,6 @@ def test_rows_that_an_optimizer_begins_to_move_are_captured_before(overlapping):
     assert_captured(run, rows)
 
 
-def test_rows_that_moved_without_a_gradient_before_a_point_are_in_it(overlapping):
-    run = overlapping
-    set_momentum(run, 0.9)
-    train(run, 5)
-    train(run, 6)  # which moves row 5
-    rows = run.model["t0"].weight.detach().clone()
-    saved = begin(run, "partial", is_round=True)
-    set_momentum(run, 0)
-    train(run, 3)
-    assert_captured(run, rows)
-    assert saved.is_complete
-
-
 def test_the_check_of_a_snapshot_that_recovery_gives_up_ends(overlapping):
     run = overlapping
     begin(run, "base")

@@ -204,24 +204,10 @@ def test_a_segment_of_another_snapshot_or_with_an_absurd_header_is_damage(segmen
     for size in (-1, 0, 7, 1 << 40):
         with pytest.raises(DamageError, match=f"header of {size} bytes"):
             reread(path, record, header_bytes=size)
-
-
-def test_a_missing_cut_or_grown_file_is_damage_with_its_path(segment):
-    path, record = segment
-    data = path.read_bytes()
-    for changed, told in [
-        (data[:100], "ends inside its header"),
-        (data[:-1], "its header describes"),
-        (data + b"\0", "its header describes"),
-        (b"", "ends inside its header"),
-    ]:
-        path.write_bytes(changed)
-        with pytest.raises(DamageError, match=told) as damage:
-            reread(path, record)
-        assert str(path) in str(damage.value)
-    path.unlink()
-    with pytest.raises(DamageError, match="No such file"):
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamageError, match=rf"{path}: the file ends inside its header"):
         reread(path, record)
+    path.unlink()
     path.mkdir()
     with pytest.raises(DamageError, match="not a regular file"):
         reread(path, record)
