@@ -21,12 +21,6 @@ from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
 
 EXACT = {"priority": cpr_ext.AllRows()}
 NO_REBASE = {"store": StoreOptions(None)}
-PRIORITIES = {
-    "mfu": cpr_ext.MostFrequentlyUsed(),
-    "ssu": cpr_ext.SubSampledUsed(),
-    "scar": cpr_ext.LargestChange(),
-    "all": cpr_ext.AllRows(0.25),
-}
 
 
 def trained(directory, num_steps, **options):
@@ -47,28 +41,6 @@ def save(job, kind="partial"):
     return saved
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("priority", PRIORITIES)
-def test_a_partial_recovery_gives_each_id_a_row_of_its_own(tmp_path, priority, num_shards):
-    options = {"priority": PRIORITIES[priority], "num_shards": num_shards, **NO_REBASE}
-    job = trained(tmp_path, 43, **options).end()
-    assert job.map.num_evicted > 40
-    again, report = resumed(tmp_path, **options)
-    rows = again.rows()
-    assert (report.step, report.rows_of_other_ids) == (41, 0)
-    assert rows.keys() == job.keys_at[41]
-    assert job.foreign(rows) == []
-    assert {key: again.map.slots[key] for key in rows} == again.map.slots
-    again.train(9)
-    again.end()
-    # Another number of shards takes the rows as well.
-    other, _ = resumed(
-        tmp_path / "new", num_shards=2, recovery={"from_store": tmp_path, "mode": "partial"}
-    )
-    assert other.rows().keys() == again.keys_at[46]
-    other.train(7)
-
-
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_full_recovery_continues_bit_for_bit(tmp_path, scores):
     options = {**EXACT, "scores": scores}
@@ -80,18 +52,6 @@ def test_a_full_recovery_continues_bit_for_bit(tmp_path, scores):
         job = trained(tmp_path / "b", 40, **options)
         assert torch.equal(job.map.key, again.map.key)
         assert torch.equal(job.weight, again.weight)
-
-
-def test_slots_with_another_key_are_saved_before_all_others(tmp_path):
-    job = KeyedJob(tmp_path, priority=cpr_ext.MostFrequentlyUsed(1 / SLOTS), **NO_REBASE)
-    job.train(6, new_ids=0)
-    job.step([*range(5 * 10**12, 5 * 10**12 + 20)])
-    job.ckpt.save()
-    job.end()
-    (record,) = [r for r in job.ckpt.store.manifest.rows if r.last_step == 7]
-    (rows,) = job.ckpt.store.view().open(record).layout.tables
-    assert rows.num_rows == 20
-    assert resumed(tmp_path)[0].rows().keys() == job.keys_at[7]
 
 
 def test_a_snapshot_that_fails_leaves_its_slots_to_the_next(tmp_path):

@@ -159,21 +159,3 @@ def test_sparse_gradients_of_a_parameter_that_is_no_table_are_warned_of_once(tmp
             checkpointer.step()
     (message,) = own_warnings(caught)
     assert "'1.weight' has sparse gradients but is no table" in message
-
-
-@pytest.mark.parametrize("saves_it", [True, False])
-def test_a_scheduler_whose_position_is_not_saved_is_warned_of_once(tmp_path, saves_it):
-    model, optimizer = small()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state = {"mine": scheduler.state_dict} if saves_it else None
-    with (
-        Checkpointer(model, optimizer, tmp_path, state=state) as checkpointer,
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
-        checkpointer.step()
-        checkpointer.step()
-    found = own_warnings(caught)
-    assert len(found) == (not saves_it)
-    assert saves_it or "a learning-rate scheduler drives SGD" in found[0]
-    assert saves_it or 'state={"scheduler": scheduler}' in found[0]

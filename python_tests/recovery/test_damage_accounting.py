@@ -68,3 +68,20 @@ def test_without_any_good_dense_part_recovery_says_which_is_damaged_and_changes_
             fresh.checkpointer.recover(mode=mode)
     assert_same(fresh.state(), before)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == files
+
+
+def test_lost_rows_need_neither_the_dense_part_nor_chunks_of_other_rows_to_be_sound(tmp_path):
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    run = Trained(tmp_path, {"a": (20_000, 8)}, num_shards=2, staging=staging)
+    run.train(1)
+    run.checkpointer.wait()
+    (record,) = run.store.manifest.rows
+    flip(run.store.path_of(record), record.file_bytes // 3)  # of row 13,000 or so
+    dense = run.store.manifest.dense[-1]
+    flip(run.store.path_of(dense), dense.header_bytes + 1)
+    with pytest.raises(DamageError, match="-base"):
+        run.checkpointer.recover(shards=[0, 1], on_damage="raise")
+    report = run.checkpointer.recover(shards=[0], on_damage="raise")
+    assert (report.rows_restored, report.damaged_segments) == (10_000, [])
+    assert report.bytes_read < 0.6 * record.file_bytes
+    run.checkpointer._release()

@@ -34,35 +34,6 @@ def test_full_recovery_goes_back_to_one_step_and_training_from_there_equals_an_u
     straight.checkpointer.close()
 
 
-def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_back(tmp_path):
-    options = {**OPTIONS, "priority": cpr_ext.MostFrequentlyUsed(0.05)}
-    run = Trained(tmp_path, {"a": (100, 4)}, lookups=50, **options)
-    run.train(1)
-    at_one = run.state()
-    run.train(11)
-    run.checkpointer.wait()
-    numbers = {record.snapshot for record, _ in row_records(run.store)}
-    assert numbers == {1, 2, 3, 4}
-    points = [record.snapshot for record in run.store.manifest.dense if record.is_complete]
-    assert points == [1]
-    report = run.checkpointer.recover(mode="full")
-    assert report.step == 1
-    assert_same(run.state(), at_one)
-    assert {record.snapshot for record, _ in row_records(run.store)} == {1}
-    assert {path.name for path in tmp_path.rglob("*.safetensors")} == {
-        "00000001-base.safetensors",
-        "00000001-dense.safetensors",
-    }
-    run.die()
-    fresh = Trained(tmp_path, {"a": (100, 4)}, seed=3, lookups=50, **options)
-    assert fresh.checkpointer.recover().step == 1
-    assert_same(fresh.state(), at_one)
-    fresh.train(3)
-    fresh.checkpointer.wait()
-    assert max(record.snapshot for record, _ in row_records(fresh.store)) >= 2
-    fresh.checkpointer.close()
-
-
 def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing(tmp_path):
     staging, never = cpr_ext.StagingOptions(slot_bytes=64 << 10), cpr_ext.EverySteps(100)
     run = Trained(tmp_path, {"a": (6000, 8)}, staging=staging, schedule=never)

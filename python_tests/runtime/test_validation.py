@@ -43,32 +43,22 @@ def test_what_is_allowed_passes():
 
 
 WHOLE, POSITIVE = validation.as_whole_number, validation.require_positive_or_none
+#: What python_tests/checkpointer/test_refusals.py has no option for.
 REFUSED = [
-    (lambda: WHOLE("n", 1.5, 0), "^n is 1.5; needed: a whole number$"),
-    (lambda: WHOLE("n", "3", 0), "^n is '3'; needed: a whole number$"),
-    (lambda: WHOLE("n", None, 0), "^n is None; needed: a whole number$"),
-    (lambda: WHOLE("n", -1, 0), "^n is -1; it must not be negative$"),
     (lambda: WHOLE("n", 1, 2, " or so"), "^n is 1; it must be at least 2 or so$"),
-    (lambda: WHOLE("n", 0, 1, ", or None"), "n is 0; it must be at least 1, or None"),
-    *((lambda v=v: POSITIVE("n", v), "positive, or None") for v in (0, -1, float("nan"))),
-    *((lambda v=v: POSITIVE("n", v), "n is .*; needed: a number") for v in ("1", True, [1])),
-    (lambda: validation.require_one_of("mode", "c", ["a", "b"]), "mode is 'c'; allowed: a, b"),
-    (lambda: validation.require_kind("n", "x", int, "3"), "n is 'x'; needed: such as 3"),
+    (lambda: POSITIVE("n", "1"), "n is '1'; needed: a number"),
+    (lambda: POSITIVE("n", True), "n is True; needed: a number"),
     (lambda: validation.as_optimizers(Wrapped(None)), "a Wrapped cannot be watched"),
     (
         lambda: validation.as_optimizers(Lookahead(make_optimizer())),
         "give the SGD inside of it, and the Lookahead itself",
     ),
-    *(
-        (lambda v=v: validation.as_optimizers(v), "optimizers is or holds a")
-        for v in (None, "store", [make_optimizer(), 3])
-    ),
-    *((lambda v=v: validation.as_shards(v, 3), "needed: a list") for v in ("1", 1)),
-    *((lambda v=v: validation.as_shards(v, 3), "0 to 2") for v in ([3], [-1])),
+    (lambda: validation.as_optimizers([make_optimizer(), 3]), "optimizers is or holds a int"),
+    (lambda: validation.as_shards([-1], 3), "0 to 2"),
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_is_not_is_refused_by_its_value(call, message):
-    with pytest.raises(UsageError, match=message):
-        call()
+def test_what_is_not_is_refused_by_its_value():
+    for call, message in REFUSED:
+        with pytest.raises(UsageError, match=message):
+            call()

@@ -11,17 +11,6 @@ def half(run):
     run.update()
 
 
-def test_save_between_backward_and_the_optimizers_step_is_exact_and_complete(run):
-    run.backward()
-    expected = run.state()
-    run.checkpointer.save()
-    run.update()
-    run.checkpointer.step()
-    run.checkpointer.wait()
-    assert run.newest().is_complete
-    run.assert_recovers(expected, step=3)
-
-
 def test_save_after_the_optimizers_step_is_taken_by_step(run):
     half(run)
     snapshot = run.checkpointer.save()
@@ -94,11 +83,3 @@ def test_close_gives_a_request_up_that_no_step_took(run):
     assert (snapshot.state, snapshot.is_done) == ("failed", True)
     assert snapshot.wait_until_done()
     assert "step 4" in str(snapshot.error)
-
-
-def test_close_between_backward_and_the_optimizers_step_finishes_the_snapshot(slow_run):
-    slow_run.backward()
-    expected = slow_run.state()
-    slow_run.checkpointer.close()
-    assert slow_run.newest().is_complete
-    slow_run.assert_recovers(expected, step=1)
