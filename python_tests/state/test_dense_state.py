@@ -28,11 +28,8 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), foreach=False),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
     "asgd": lambda p: torch.optim.ASGD(p),
     "rprop": lambda p: torch.optim.Rprop(p),
-    "nadam": lambda p: torch.optim.NAdam(p),
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=2),
 }
 

@@ -146,16 +146,6 @@ def new(directory):
     return Store(directory, tables=[Table("a", torch.zeros(3, 2))])
 
 
-def test_a_lock_that_this_process_has_is_told_apart_from_that_of_another(tmp_path):
-    lock = DirectoryLock(tmp_path)
-    told = rf"'{re.escape(str(tmp_path))}' is being written by this same process {os.getpid()}, by "
-    with pytest.raises(StoreError, match=told + r"another Checkpointer; close\(\) that one first"):
-        DirectoryLock(tmp_path)
-    lock.close()
-    lock.close()
-    DirectoryLock(tmp_path).close()
-
-
 def test_a_lock_whose_holder_cannot_be_seen_names_no_living_process(tmp_path):
     with (tmp_path / "LOCK").open("w") as file:
         file.write("99999999\n")

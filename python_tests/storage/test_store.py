@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.table import Table
 from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
 from cpr_ext.storage.store import Store
@@ -45,22 +45,6 @@ def test_a_directory_with_other_files_is_not_a_store_and_stays_as_it_is(tmp_path
     ):
         open_store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_file_where_the_store_should_be_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "store"):
-        with pytest.raises(StorageError, match="file") as refusal:
-            open_store(place)
-        assert isinstance(refusal.value, OSError)
-        assert refusal.value.errno
-
-
-def test_an_interrupted_first_open_does_not_block_the_next(tmp_path):
-    (tmp_path / "MANIFEST.json.tmp").write_text("half")
-    (tmp_path / "segments").mkdir()
-    open_store(tmp_path).close()
-    open_store(tmp_path).close()
 
 
 @pytest.mark.parametrize(
