@@ -7,31 +7,7 @@ from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
 from python_tests.helpers import Trained, assert_same, row_records
-from python_tests.recovery.losses import OPTIONS, wipe
-
-
-@pytest.mark.parametrize("optimizer", ["sgd_momentum", "adam", "rowwise_adagrad"])
-def test_full_recovery_goes_back_to_one_step_and_training_from_there_equals_an_uninterrupted_run(
-    tmp_path, optimizer
-):
-    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "optimizer": optimizer, "lookups": 30}
-    straight = Trained(tmp_path / "straight", **options)
-    straight.train(6)
-    at_six = straight.state()
-    straight.train(6)
-
-    run = Trained(tmp_path / "run", **options)
-    run.train(6)
-    assert_same(run.state(), at_six)
-    run.train(2)  # snapshots at steps 1, 4 and 7
-    wipe(run, [1, 3])
-    report = run.checkpointer.recover(mode="full")
-    assert (report.step, report.num_samples) == (7, 70)
-    assert (run.checkpointer.step_count, run.checkpointer.num_samples) == (7, 70)
-    run.train(12 - report.step)
-    assert_same(run.state(), straight.state())
-    run.checkpointer.close()
-    straight.checkpointer.close()
+from python_tests.recovery.losses import OPTIONS
 
 
 def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing(tmp_path):
