@@ -138,3 +138,16 @@ def test_rows_of_which_only_the_user_reports_changes_are_not_said_to_be_fresh(tm
     run.ckpt.record_lookups("t", torch.tensor([1]))  # but not row 2
     run.ckpt.step()
     assert run.ckpt.recover(shards=[0]).rows_stale is None
+
+
+def test_rows_moved_before_the_settings_changed_are_not_said_to_be_fresh(tmp_path):
+    run = plain(tmp_path / "store", sparse=False, optimizer={"momentum": 0.9}, num_shards=2)
+    train_rows(run, 1, 2)
+    run.save("base")
+    saved = run.model.weight.detach().clone()
+    train_rows(run, 3)  # rows 1 and 2 move by momentum
+    run.optimizers[0].param_groups[0]["momentum"] = 0.0
+    train_rows(run, 4)
+    stale = int((run.model.weight.detach() != saved)[: N // 2].any(dim=1).sum())
+    assert stale == 4
+    assert run.ckpt.recover(shards=[0]).rows_stale in (None, stale)
