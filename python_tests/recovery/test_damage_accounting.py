@@ -45,11 +45,15 @@ def test_training_goes_on_when_damage_took_all_per_row_state(tmp_path):
     run.train(3)
     run.checkpointer.wait()
     run.die()
-    for _, path in row_records(run.store):
+    paths = [path for _, path in row_records(run.store)]
+    for path in paths:
         flip(path, 100)
     fresh = Trained(tmp_path, TABLES, seed=9, **OPTIONS | {"optimizer": "sparse_adam"})
     report = fresh.checkpointer.recover()
     assert (report.step, report.rows_restored, report.rows_missing) == (3, 0, 60)
+    assert [(damaged.path, damaged.num_rows) for damaged in report.damaged_segments] == [
+        (path, -1) for path in paths
+    ]
     fresh.train(1)
 
 

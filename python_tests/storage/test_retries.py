@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 import cpr_ext
+from cpr_ext.errors import StorageError
 from cpr_ext.storage import retries
 from python_tests.helpers import Trained, assert_same
 
@@ -100,6 +101,8 @@ def test_a_full_disk_does_not_remove_what_could_not_be_read(store, monkeypatch):
     run, path = open_run(store), newest(store, "dense")
     with refused(monkeypatch, path):
         run.checkpointer.recover(on_read_error="fall_back")
+        with pytest.raises(StorageError):  # again, as only that recovery was to fall back
+            run.checkpointer.recover()
     run.store.release_history()
     assert path.exists()
     assert run.checkpointer.recover().step == 5
