@@ -170,7 +170,6 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
-	$(BIN)/python -m pytest -m long python_tests/recovery/test_damage_accounting.py
 	$(BIN)/python -m python_tests.faults.repairing
 	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers

@@ -9,9 +9,9 @@ import os
 import random
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -55,12 +55,8 @@ class SmallModel(nn.Module):
 
     def __init__(self, tables, *, dtype=torch.float32, sparse=True, seed=0, has_dense=True):
         super().__init__()
-        self.tables = nn.ModuleDict(
-            {
-                name: nn.Embedding(rows, dim, sparse=sparse, dtype=dtype)
-                for name, (rows, dim) in tables.items()
-            }
-        )
+        made = {n: nn.Embedding(*size, sparse=sparse, dtype=dtype) for n, size in tables.items()}
+        self.tables = nn.ModuleDict(made)
         self.linear = nn.Linear(4, 2) if has_dense else None
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64) if has_dense else None)
         generator = torch.Generator().manual_seed(seed)
@@ -175,6 +171,12 @@ class Trained:
             train_step(self.model, self.optimizers, indices, generator)
             self.checkpointer.step(num_samples)
 
+    def save(self, kind="partial"):
+        """A snapshot of now, once it is durable; its handle."""
+        handle = self.checkpointer.save(kind)
+        self.checkpointer.wait()
+        return handle
+
     def state(self):
         return copy_state(self.model, self.optimizers)
 
@@ -188,17 +190,15 @@ class Trained:
 
 def die(checkpointer):
     """End a checkpointer without closing it, as if its process had been killed between steps."""
-    if checkpointer._saver._overlap is not None:
-        checkpointer._saver._overlap.close()
-    if (
-        checkpointer._saver.in_flight is not None
-        and checkpointer._saver.in_flight.state == "captured"
-    ):
-        checkpointer._saver.in_flight.wait_until_done()
+    saver = checkpointer._saver
+    if saver._overlap is not None:
+        saver._overlap.close()
+    if saver.in_flight is not None and saver.in_flight.state == "captured":
+        saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
     checkpointer._watch.detach()
-    if (read_back := checkpointer._saver.outcomes.read_back) is not None:
-        read_back.has_ended = True  # the dead read nothing back
+    if saver.outcomes.read_back is not None:
+        saver.outcomes.read_back.has_ended = True  # the dead read nothing back
     checkpointer.store.close()
 
 
@@ -261,9 +261,8 @@ def differences(left, right, path=""):
             return [f"{path}: length {len(left)}, {len(right)}"]
         pairs = enumerate(zip(left, right, strict=True))
         return [d for i, (a, b) in pairs for d in differences(a, b, f"{path}/{i}")]
-    return (
-        [] if left == right or (left != left and right != right) else [f"{path}: {left}, {right}"]
-    )
+    same = left == right or (left != left and right != right)
+    return [] if same else [f"{path}: {left}, {right}"]
 
 
 def assert_same(left, right):
@@ -271,14 +270,8 @@ def assert_same(left, right):
     assert not found, found[:10]
 
 
-@dataclass
-class Captured:
-    """The rows of one chunk of a segment file."""
-
-    table: str
-    step: int
-    row_ids: torch.Tensor
-    arrays: dict
+#: The rows of one chunk of a segment file.
+Captured = namedtuple("Captured", "table step row_ids arrays")
 
 
 def own_metadata(path):
@@ -330,10 +323,9 @@ def committed_steps(store: Path) -> list[int]:
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
     """Damage one bit of a file."""
-    descriptor = os.open(path, os.O_RDWR)
-    byte = os.pread(descriptor, 1, position)[0]
-    os.pwrite(descriptor, bytes([byte ^ (1 << bit)]), position)
-    os.close(descriptor)
+    with path.open("rb+", buffering=0) as file:
+        byte = os.pread(file.fileno(), 1, position)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ (1 << bit)]), position)
 
 
 @contextmanager

@@ -1,9 +1,5 @@
-"""A job whose ids come and go: its slots, its map, and what each id's row was at every step.
+"""A job whose ids come and go: its slots, its map, and what each id's row was at every step."""
 
-keyed_job.py STORE: trains until it is killed, and prints each step.
-"""
-
-import sys
 from collections import OrderedDict
 
 import torch
@@ -62,9 +58,7 @@ class KeyedJob:
         self.history = {}
         self.keys_at = {}
         keys = cpr_ext.SlotKeys(
-            self.map.key,
-            {"used": self.map.used} if scores else None,
-            on_restored=self.map.rebuild,
+            self.map.key, {"used": self.map.used} if scores else None, on_restored=self.map.rebuild
         )
         table = cpr_ext.Table(
             TABLE, bag.weight, self.optimizer, [bag], keys=keys if keyed else None
@@ -126,11 +120,3 @@ class KeyedJob:
     def foreign(self, rows):
         """Return the keys of recovered rows that are no state of that key in this run."""
         return [key for key, row in rows.items() if row not in self.history.get(key, [])]
-
-
-if __name__ == "__main__":
-    job = KeyedJob(sys.argv[1], scores=True, priority=cpr_ext.AllRows())
-    job.ckpt.recover()
-    while True:
-        job.train(1)
-        print(job.ckpt.step_count, flush=True)

@@ -14,8 +14,6 @@ from cpr_ext.storage.store import Store
 from python_tests.helpers import (
     Trained,
     assert_same,
-    build,
-    make_indices,
     read_chunks,
     row_records,
     train_step,
@@ -35,24 +33,32 @@ def begun_at(run, num_steps):
 
 
 EXACT = {"optimizer": "sgd"}
+NEVER = cpr_ext.EverySteps(10**9, when_busy="wait")
+
+
+def every(steps):
+    return cpr_ext.EverySteps(steps, when_busy="wait")
+
+
+def partial_chunks(run):
+    """What the only partial snapshot holds."""
+    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
+    return read_chunks(path)
 
 
 # --- when ---
 
 
 def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4, when_busy="wait"), **EXACT)
+    run = Trained(tmp_path, schedule=every(4), store=cpr_ext.StoreOptions(None), **EXACT)
     assert begun_at(run, 10) == [(1, "base"), (5, "partial"), (9, "partial")]
-    run.checkpointer.close()
-
-
-def test_step_returns_the_snapshot_that_began_and_otherwise_nothing(tmp_path):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
-    begun = [run.checkpointer.step() for _ in range(4)]
-    assert [snapshot and snapshot.number for snapshot in begun] == [1, None, 2, None]
-    assert begun[0].wait_until_done(30)
-    assert (begun[0].state, begun[0].kind, begun[0].error) == ("committed", "base", None)
-    run.checkpointer.close()
+    run.checkpointer.wait()
+    metrics = run.checkpointer.metrics
+    assert (metrics.base_snapshots, metrics.partial_snapshots) == (1, 2)
+    assert (metrics.failed_snapshots, metrics.failures, metrics.samples_lost) == (0, [], 0)
+    live = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert metrics.bytes_written >= live
+    assert 0 < metrics.max_stall_seconds <= metrics.stall_seconds
 
 
 def test_time_alone_makes_a_snapshot_due(tmp_path):
@@ -62,7 +68,6 @@ def test_time_alone_makes_a_snapshot_due(tmp_path):
     run.checkpointer.wait()
     time.sleep(0.06)
     assert begun_at(run, 1) == [(2, "partial")]
-    run.checkpointer.close()
 
 
 @pytest.fixture
@@ -121,34 +126,23 @@ def test_snapshots_that_are_due_faster_than_they_are_written_are_reported_once(
 
 
 def test_when_busy_wait_holds_training_until_the_last_snapshot_is_committed(tmp_path, held_commits):
-    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2, when_busy="wait"), **EXACT)
+    run = Trained(tmp_path, schedule=every(2), **EXACT)
     run.train(2)
+    started = time.monotonic()
+    assert run.checkpointer.wait(timeout_seconds=0.1) is False
+    assert time.monotonic() - started < 30
     threading.Timer(1.5, held_commits.set).start()
     assert begun_at(run, 1) == [(3, "partial")]
     assert run.checkpointer.metrics.base_snapshots == 1
     assert run.checkpointer.metrics.max_stall_seconds >= 0.1  # a busy machine begins to wait late
-    run.checkpointer.close()
-
-
-def test_wait_gives_up_after_its_time_and_can_be_called_again(tmp_path, held_commits):
-    run = Trained(tmp_path, **EXACT)
-    run.train(1)
-    started = time.monotonic()
-    assert run.checkpointer.wait(timeout_seconds=0.1) is False
-    assert time.monotonic() - started < 30
-    held_commits.set()
     assert run.checkpointer.wait(timeout_seconds=30) is True
     assert run.checkpointer.wait() is True
-    run.checkpointer.close()
 
 
 def test_one_step_captures_no_more_than_about_a_slot_or_all_slots_of_a_gpu(tmp_path, monkeypatch):
-    tables, slot_bytes = {"a": (12_000, 8)}, 64 << 10
-    run = Trained(
-        tmp_path, tables, num_shards=8, staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes)
-    )
-    captured = []
-    capture = SnapshotRows.capture
+    slot_bytes, captured, capture = 64 << 10, [], SnapshotRows.capture
+    staging = cpr_ext.StagingOptions(slot_bytes=slot_bytes)
+    run = Trained(tmp_path, {"a": (12_000, 8)}, staging=staging)
 
     def note(self, step, **options):
         before = self.bytes_captured
@@ -169,14 +163,8 @@ def test_one_step_captures_no_more_than_about_a_slot_or_all_slots_of_a_gpu(tmp_p
 
 
 def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_shard(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (80, 2)},
-        num_shards=2,
-        priority=cpr_ext.MostFrequentlyUsed(0.1),
-        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
-        **EXACT,
-    )
+    priority = cpr_ext.MostFrequentlyUsed(0.1)
+    run = Trained(tmp_path, {"a": (80, 2)}, num_shards=2, priority=priority, schedule=NEVER)
     run.checkpointer.step()
     run.checkpointer.wait()
     generator = torch.Generator().manual_seed(3)
@@ -186,163 +174,89 @@ def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_s
         counts += torch.bincount(indices, minlength=80)
         train_step(run.model, run.optimizers, {"a": indices}, generator)
         run.checkpointer.step()
-    run.checkpointer.save()
-    run.checkpointer.wait()
-    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
-    (chunk,) = read_chunks(path)
+    run.save()
+    (chunk,) = partial_chunks(run)
     expected = []
     for begin in (0, 40):
         order = sorted(range(begin, begin + 40), key=lambda row: (-counts[row].item(), row))
         expected += sorted(order[:4])
     assert chunk.row_ids.tolist() == expected
-    run.checkpointer.close()
 
 
 def test_small_tables_are_saved_whole_with_each_partial_snapshot(tmp_path):
-    tables = {"large": (20_000, 2), "tiny": (5, 2)}
-    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3, when_busy="wait"), **EXACT)
+    run = Trained(tmp_path, {"large": (20_000, 2), "tiny": (5, 2)}, schedule=every(3), **EXACT)
     run.train(4)
     run.checkpointer.wait()
-    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
-    chunks = {chunk.table: chunk for chunk in read_chunks(path)}
+    chunks = {chunk.table: chunk for chunk in partial_chunks(run)}
     assert chunks["tables.tiny"].row_ids.tolist() == list(range(5))
     assert 0 < len(chunks["tables.large"].row_ids) <= 3 * run.lookups
-    run.checkpointer.close()
 
 
 def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (500, 2)},
-        priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(3, when_busy="wait"),
-        **EXACT,
-    )
+    options = {"priority": cpr_ext.AllRows(), "schedule": every(3), **EXACT}
+    run = Trained(tmp_path, {"a": (500, 2)}, **options)
     run.train(1)
     before = run.rows()["tables.a"]["weight"]
     run.train(3)
     run.checkpointer.wait()
     changed = (run.rows()["tables.a"]["weight"] != before).any(dim=1).nonzero().flatten()
-    (path,) = [path for record, path in row_records(run.store) if record.kind == "partial"]
-    (chunk,) = read_chunks(path)
+    (chunk,) = partial_chunks(run)
     assert set(changed.tolist()) <= set(chunk.row_ids.tolist())
     assert len(chunk.row_ids) <= 3 * run.lookups
-    run.checkpointer.close()
 
 
 def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (40, 2)},
-        priority=cpr_ext.MostFrequentlyUsed(0.05),
-        schedule=cpr_ext.EverySteps(10**9, when_busy="wait"),
-        **EXACT,
-    )
+    priority = cpr_ext.MostFrequentlyUsed(0.05)
+    run = Trained(tmp_path, {"a": (40, 2)}, priority=priority, schedule=NEVER, **EXACT)
     run.checkpointer.step()
     run.checkpointer.wait()
     run.checkpointer.record_lookups("tables.a", torch.tensor([1, 1, 1, 2, 2, 3, 3, 4]))
     saved = []
     for _ in range(3):
-        run.checkpointer.save()
-        run.checkpointer.wait()
+        run.save()
         (*_, path) = [path for _, path in row_records(run.store)]
         saved.append(read_chunks(path)[0].row_ids.tolist())
     assert saved == [[1, 2], [3, 4], [3, 4]]  # the third had no rows, so the second is the newest
-    run.checkpointer.close()
 
 
 @pytest.mark.parametrize("rebase_after", [0.5, 2.0, None])
 def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_bytes(
     tmp_path, rebase_after
 ):
-    run = Trained(
-        tmp_path,
-        {"a": (300, 4)},
-        lookups=40,
-        store=cpr_ext.StoreOptions(rebase_after=rebase_after),
-        schedule=cpr_ext.EverySteps(1, when_busy="wait"),
-        **EXACT,
-    )
+    store = cpr_ext.StoreOptions(rebase_after=rebase_after)
+    run = Trained(tmp_path, {"a": (300, 4)}, lookups=40, store=store, schedule=every(1), **EXACT)
     written = {"base": 0, "partial": 0}
     for _ in range(20):
         snapshot = run.checkpointer.step()
         assert snapshot.wait_until_done(30)
         limit = float("inf") if rebase_after is None else rebase_after * written["base"]
         is_base = not written["base"] or written["partial"] > limit
-        expected = "base" if is_base else "partial"
-        assert snapshot.kind == expected
-        if expected == "base":
-            written = {"base": snapshot.file_bytes, "partial": 0}
-        else:
-            written["partial"] += snapshot.file_bytes
+        assert snapshot.kind == ("base" if is_base else "partial")
+        if is_base:
+            written = {"base": 0, "partial": 0}
+        written[snapshot.kind] += snapshot.file_bytes
     metrics = run.checkpointer.metrics
     assert (metrics.base_snapshots == 1) == (rebase_after is None)
-    run.checkpointer.close()
-
-
-def test_a_new_base_leaves_its_own_segments_alone(tmp_path):
-    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1, when_busy="wait"), **EXACT)
-    run.train(5)
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
+    run.save("base")  # leaves its own segments alone
     names = [path.name for path in tmp_path.rglob("*.safetensors")]
     assert len(names) == 2
     assert len({name.split("-")[0] for name in names}) == 1
-    run.checkpointer.close()
-
-
-def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
-    run = Trained(
-        tmp_path,
-        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
-        store=cpr_ext.StoreOptions(None),
-        **EXACT,
-    )
-    run.train(5)
-    run.checkpointer.wait()
-    metrics = run.checkpointer.metrics
-    assert (metrics.base_snapshots, metrics.partial_snapshots) == (1, 2)
-    assert (metrics.failed_snapshots, metrics.failures, metrics.samples_lost) == (0, [], 0)
-    live = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
-    assert metrics.bytes_written >= live
-    assert 0 < metrics.max_stall_seconds <= metrics.stall_seconds
-    run.checkpointer.close()
 
 
 def test_memory_is_bounded_by_the_slots_whatever_the_size_of_a_table(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (200_000, 16)},
-        optimizer="sgd",
-        staging=cpr_ext.StagingOptions(slot_bytes=1 << 20),
-    )
+    staging = cpr_ext.StagingOptions(slot_bytes=1 << 20)
+    run = Trained(tmp_path, {"a": (200_000, 16)}, staging=staging, **EXACT)
     pipeline = run.checkpointer._saver._parts.context.pipeline
     assert (pipeline.num_free_slots, pipeline.slot_bytes) == (3, 1 << 20)
     before = resident_bytes()
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
+    run.save("base")
     assert resident_bytes() - before < 6 << 20  # the table has 12.8 MB
     assert pipeline.num_free_slots == 3
-    run.checkpointer.close()
 
 
 def resident_bytes():
     with open("/proc/self/statm") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_more_shards_than_rows_leave_some_shards_empty(tmp_path):
-    run = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, **EXACT)
-    run.train(2)
-    state = run.state()
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
-    run.die()
-    fresh = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, seed=1, **EXACT)
-    assert fresh.checkpointer.recover().rows_restored == 3
-    assert_same(fresh.state(), state)
-    assert fresh.checkpointer.recover(shards=list(range(7))).rows_restored == 3
-    fresh.checkpointer.close()
 
 
 def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
@@ -364,18 +278,3 @@ def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
     second.recover()
     assert_same(again.detach(), weight.detach())
     second.close()
-
-
-def test_weights_of_a_compiled_model_are_saved_and_recovered(tmp_path):
-    model, optimizers = build({"a": (50, 3)}, "sgd")
-    compiled = torch.compile(model, backend="eager")
-    checkpointer = cpr_ext.Checkpointer(compiled, optimizers, tmp_path)
-    generator = torch.Generator().manual_seed(0)
-    train_step(compiled, optimizers, make_indices(model, generator, 5), generator)
-    checkpointer.step()
-    checkpointer.close()
-    fresh, fresh_optimizers = build({"a": (50, 3)}, "sgd", seed=1)
-    again = cpr_ext.Checkpointer(torch.compile(fresh, backend="eager"), fresh_optimizers, tmp_path)
-    again.recover()
-    assert_same(dict(fresh.state_dict()), dict(model.state_dict()))
-    again.close()

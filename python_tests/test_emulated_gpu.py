@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "saving/test_snapshot",
             "test_checkpointer",
         ],
-        ["recovery/test_recoverer", "recovery/test_rounded_rows", "saving/test_failed_saves"],
+        ["recovery/test_recoverer", "recovery/test_mixed_precisions", "saving/test_failed_saves"],
     ],
     ids="-".join,
 )

@@ -20,25 +20,16 @@ def test_every_error_has_the_common_base_and_says_what_it_means(kind):
     assert inspect.getdoc(kind) != inspect.getdoc(kind.__mro__[1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "builtin"),
-    [
+def test_errors_are_also_pythons_own_and_an_unreadable_file_is_none_of_a_store():
+    for kind, other in (
         (errors.RowIndexError, IndexError),
         (errors.NanError, ArithmeticError),
         (errors.StorageError, OSError),
         (errors.CudaError, RuntimeError),
-    ],
-)
-def test_errors_are_also_pythons_own(kind, builtin):
-    assert issubclass(kind, builtin)
-
-
-def test_damage_is_an_error_of_a_store_and_an_unreadable_file_is_not():
-    assert issubclass(errors.DamageError, errors.StoreError)
+        (errors.DamageError, errors.StoreError),
+    ):
+        assert issubclass(kind, other)
     assert not issubclass(errors.StorageError, errors.StoreError)
-
-
-def test_an_error_of_storage_keeps_number_and_file_and_prints_its_message():
     error = errors.StorageError(errno.ENOSPC, "cannot write 'x': the disk is full", "x")
     assert (error.errno, error.filename) == (errno.ENOSPC, "x")
     assert str(error) == "cannot write 'x': the disk is full"

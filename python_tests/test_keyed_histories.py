@@ -6,9 +6,6 @@ repeated updates: after each event peers' parity, the store and the consumers eq
 
 import random
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +17,9 @@ from cpr_ext.wings.publishing import KeyedRows, Subscriber, keyed_rows, publish,
 from cpr_ext.wings.publishing.keyed_rows import _Progress
 from python_tests.distributed.parity.members import holding
 from python_tests.distributed.parity.test_key_copies import KeyedTrainer
-from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
+from python_tests.keyed_job import DIM, SLOTS, TABLE
 from python_tests.wings.publishing.test_keyed_rows import Dictionary, of, recovered
 
-ROOT = Path(__file__).resolve().parents[1]
 EVENTS = 30
 
 
@@ -243,28 +239,3 @@ def test_a_mistake_is_found(tmp_path, monkeypatch, mistake):
 def run_all(directory):
     for seed in range(12):
         History(directory / str(seed), seed).run()
-
-
-def test_a_job_that_is_killed_at_random_has_each_row_under_its_id(tmp_path):
-    draw = random.Random(7)
-    store, steps = tmp_path / "store", 0
-    for _ in range(2):
-        command = [sys.executable, "-m", "python_tests.keyed_job", str(store)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-            steps += draw.randint(3, 40)
-            for line in process.stdout:
-                if int(line) >= steps:
-                    break
-            process.kill()
-            reached = max([int(line), *map(int, process.stdout.read().split())])
-        unbroken = KeyedJob(tmp_path / f"unbroken-{steps}", scores=True)
-        unbroken.train(reached + 1)
-        unbroken.end()
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(store, tmp_path / "copy")
-        job = KeyedJob(tmp_path / "copy", scores=True, priority=cpr_ext.AllRows())
-        report = job.ckpt.recover()
-        job.ckpt.close()
-        assert reached - 11 <= report.step <= reached + 1
-        assert job.rows().keys() == unbroken.keys_at[report.step]
-        assert unbroken.foreign(job.rows()) == []

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 import cpr_ext
 from cpr_ext.checkpointer.session import Session
@@ -216,11 +211,7 @@ def closure_as_it_is(watch, closure, owned, step):
 #: What may be wrong with the watch: (class, attribute, what is there instead).
 MUTANTS = {
     "gradients are not counted": (GradientRows, "count", no_gradient),
-    "only the first of several gradients counts": (
-        GradientRows,
-        "count",
-        first_gradient_only,
-    ),
+    "only the first of several gradients counts": (GradientRows, "count", first_gradient_only),
     "gradients of closures are not counted": (TableWatch, "_noting", closure_as_it_is),
     "versions are not compared": (TableVersions, "differences", lambda versions: {}),
     "versions are not compared before a step": (TableVersions, "are_same", lambda versions: True),

@@ -9,18 +9,9 @@ import shutil
 
 import torch
 
-from cpr_ext.errors import (
-    StoreError,
-)
+from cpr_ext.errors import StoreError
 from cpr_ext.state.table import shard_row_range
-from python_tests.helpers import (
-    clone,
-    copy_rows,
-    copy_state,
-    differences,
-    read_chunks,
-    row_records,
-)
+from python_tests.helpers import clone, copy_rows, copy_state, differences, read_chunks, row_records
 from python_tests.truth_model import NEVER, ROWS, Moment, same_rows
 from python_tests.truth_training import TrueTraining
 

@@ -5,12 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cpr_ext.errors import (
-    SnapshotError,
-    SnapshotFailedWarning,
-    UntrackedChangeWarning,
-    UsageError,
-)
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UntrackedChangeWarning, UsageError
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     clone,

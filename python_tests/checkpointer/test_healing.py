@@ -62,43 +62,30 @@ def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, kind, caplog
     fresh.checkpointer.close()
 
 
-def test_what_the_copy_lacks_falls_back_as_without_one(closed, objects):
-    store, _, reader = closed
-    record = reader.manifest.rows[-1]
-    break_file(reader.path_of(record), "content")
-    (key,) = [key for key in objects.held if record.file in key]
-    objects.held[key] = objects.held[key][:-5000]
-    fresh = begin(store, seed=4)
-    assert [d.path.name for d in fresh.report.damaged_segments] == [record.file]
-    fresh.checkpointer.close()
-
-
-def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
-    trained = begin(tmp_path / "a")
-    train_and_save(trained)
-    assert trained.checkpointer.store.origin.wait(30)
-    break_file(trained.store.path_of(trained.store.manifest.rows[0]), "missing")
-    report = trained.checkpointer.recover(shards=[1])
-    assert report.damaged_segments == []
-    trained.checkpointer.close()
-
-
-def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
-    store, rows, reader = closed
-    break_file(reader.path_of(reader.manifest.rows[0]), "content")
-    fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
-    assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
-    assert_same(fresh.rows(), rows)
-    fresh.checkpointer.close()
-
-
-def test_damage_that_is_to_raise_raises_where_the_copy_has_it_too(closed, objects):
+def test_what_the_copy_lacks_falls_back_or_raises_as_without_one(closed, objects):
     store, _, reader = closed
     record = reader.manifest.rows[0]
+    break_file(reader.path_of(record), "content")
+    begun = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
+    assert begun.checkpointer.recover(on_damage="raise").damaged_segments == []
+    assert_same(begun.rows(), closed[1])
+    begun.die()
+    begun.store.origin.close()
     break_file(reader.path_of(record), "content")
     (key,) = [key for key in objects.held if record.file in key]
     objects.held[key] = objects.held[key][:-5000]
     fresh = Trained(store, SMALL, store=StoreOptions(remote=RemoteOptions("memory:///")), **OPTIONS)
     with pytest.raises(cpr_ext.DamageError):
         fresh.checkpointer.recover(on_damage="raise")
-    fresh.checkpointer._release()
+    report = fresh.checkpointer.recover()
+    assert [d.path.name for d in report.damaged_segments] == [record.file]
+    fresh.checkpointer.close()
+
+
+def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
+    trained = begin(tmp_path / "a")
+    train_and_save(trained)
+    assert trained.store.origin.wait(30)
+    break_file(trained.store.path_of(trained.store.manifest.rows[0]), "missing")
+    assert trained.checkpointer.recover(shards=[1]).damaged_segments == []
+    trained.checkpointer.close()

@@ -11,14 +11,10 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from python_tests.helpers import die, open_checkpointer
+from python_tests.helpers import assert_same, die, open_checkpointer
 
 N = 300
-OPTIONS = {
-    "priority": cpr_ext.AllRows(),
-    "schedule": cpr_ext.EverySteps(1),
-    "save_at_close": False,
-}
+OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(1), "save_at_close": False}
 
 
 def make_model():
@@ -42,86 +38,59 @@ def train(run, steps=4, first=0):
     return handle, texts
 
 
-def make(directory, optimizer_of, *, given=None, model=None, **options):
+def make(directory, optimizer_of, *, given=None, model=None):
     model = make_model() if model is None else model
     optimizer = optimizer_of(model)
     given = optimizer if given is None else given(optimizer)
-    ckpt = open_checkpointer(model, given, directory, **{**OPTIONS, **options})
+    ckpt = open_checkpointer(model, given, directory, **OPTIONS)
     return SimpleNamespace(model=model, optimizer=optimizer, ckpt=ckpt)
 
 
+def resumed(run, directory, optimizer_of, *, change=lambda run: None, model=None):
+    """What another process recovers after this one was killed, and its report."""
+    die(run.ckpt)
+    fresh = make(directory, optimizer_of, model=model)
+    change(fresh)
+    return fresh, fresh.ckpt.recover()
+
+
+def adagrad(model):
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "options"),
     [
-        lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adam, {"lr": 0.01}),
     ],
 )
-def test_the_state_of_a_table_that_an_optimizer_gets_later_is_saved(tmp_path, kind):
-    run = make(tmp_path, lambda model: kind(model["lin"].parameters()))
+def test_the_state_of_a_table_that_an_optimizer_gets_later_is_saved(tmp_path, kind, options):
+    def add_table(run):
+        run.optimizer.add_param_group({"params": [run.model["emb"].weight]})
+
+    def of_head(model):
+        return kind(model["lin"].parameters(), **options)
+
+    run = make(tmp_path, of_head)
     train(run)
-    run.optimizer.add_param_group({"params": [run.model["emb"].weight]})
+    add_table(run)
     handle, _ = train(run, first=4)
     assert handle.is_complete
     live = {name: value.clone() for name, value in run.ckpt.tables[0].arrays().items()}
-    die(run.ckpt)
-    model = make_model()
-    optimizer = kind(model["lin"].parameters())
-    optimizer.add_param_group({"params": [model["emb"].weight]})
-    with open_checkpointer(model, optimizer, tmp_path, **OPTIONS) as ckpt:
-        assert ckpt.recover(mode="full").step == 8
-        restored = ckpt.tables[0].arrays()
-    assert live.keys() == restored.keys()
-    assert all(torch.equal(live[name], restored[name]) for name in live)
-
-
-class SparseKind(torch.optim.Adagrad):
-    """A subclass, whose step may do anything: here it also changes other rows."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-        weight = self.param_groups[0]["params"][0]
-        weight[7] += 1.0
-
-
-def test_rows_that_a_subclass_of_a_known_optimizer_moves_are_in_every_complete_snapshot(tmp_path):
-    run = make(tmp_path, lambda model: SparseKind(model.parameters(), lr=0.1))
-    handle, _ = train(run, 6)
-    weight = run.model["emb"].weight.detach().clone()
-    is_complete = handle.is_complete
-    die(run.ckpt)
-    model = make_model()
-    with open_checkpointer(
-        model, SparseKind(model.parameters(), lr=0.1), tmp_path, **OPTIONS
-    ) as ckpt:
-        report = ckpt.recover()
-        is_right = torch.equal(model["emb"].weight, weight)
-    assert is_right or not is_complete
-    assert report.step == 6
-
-
-def test_only_an_optimizer_of_torch_itself_is_known_to_leave_other_rows_alone():
-    model = make_model()
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    table = cpr_ext.Table("emb", model["emb"].weight, optimizer)
-    torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    assert table.updates_only_looked_up_rows()
-    table.optimizer = SparseKind(model.parameters(), lr=0.1)
-    assert not table.updates_only_looked_up_rows()
-    table.optimizer.updates_only_looked_up_rows = True
-    assert table.updates_only_looked_up_rows()
+    fresh, report = resumed(run, tmp_path, of_head, change=add_table)
+    assert (report.step, report.is_complete) == (8, True)
+    assert_same(dict(fresh.ckpt.tables[0].arrays()), live)
 
 
 def test_a_module_that_is_replaced_is_refused_with_the_remedy(tmp_path):
-    run = make(tmp_path, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+    run = make(tmp_path, adagrad)
     train(run)
     run.model["emb"] = nn.Embedding(N, 4)
     run.optimizer.add_param_group({"params": [run.model["emb"].weight]})
     with pytest.raises(UsageError, match=r"'emb'.*is not in the model any more; make a new"):
         train(run, 1)
-    run.ckpt.close()
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -135,36 +104,24 @@ class Wrapper(torch.optim.Optimizer):
         self.inner.step()
 
 
-def test_an_optimizer_inside_of_a_wrapper_is_named_at_once(tmp_path):
-    run = make(tmp_path / "wrapper", lambda model: Wrapper(model.parameters()))
-    handle, texts = train(run)
-    assert not handle.is_complete
-    assert [text for text in texts if "the state of a Adagrad that steps" in text]
-    run.ckpt.close()
-    run = make(
-        tmp_path / "inner", lambda model: Wrapper(model.parameters()), given=lambda o: o.inner
-    )
-    handle, texts = train(run)
-    assert handle.is_complete
-    assert texts == []
-    run.ckpt.close()
-
-
 class Combined(Wrapper):
     """As TorchRec's CombinedOptimizer: its state is put together at each look."""
 
     state = property(lambda self: {**self.inner.state}, lambda self, value: None)
 
 
-def test_an_optimizer_that_shows_a_copy_of_its_state_is_refused(tmp_path):
+def test_an_optimizer_inside_of_a_wrapper_is_named_at_once(tmp_path):
+    run = make(tmp_path / "wrapper", lambda model: Wrapper(model.parameters()))
+    handle, texts = train(run)
+    assert not handle.is_complete
+    assert [text for text in texts if "the state of a Adagrad that steps" in text]
+    inner = make(
+        tmp_path / "inner", lambda model: Wrapper(model.parameters()), given=lambda o: o.inner
+    )
+    handle, texts = train(inner)
+    assert (handle.is_complete, texts) == (True, [])
     with pytest.raises(UsageError, match=r"a Combined shows a copy of the state.*give those"):
-        make(tmp_path, lambda model: Combined(model.parameters()))
-
-
-class Global(torch.optim.Adagrad):
-    def step(self, closure=None):
-        self.state["global"] = {"t": self.state.get("global", {}).get("t", 0) + 1}
-        super().step()
+        make(tmp_path / "combined", lambda model: Combined(model.parameters()))
 
 
 def with_second_model(model):
@@ -175,39 +132,32 @@ def with_second_model(model):
 
 def test_a_parameter_that_no_state_dict_has_is_named_once_and_no_snapshot_is_complete(tmp_path):
     run = make(tmp_path, with_second_model)
-    handle, texts = train(run)
+    handle, (text,) = train(run)
     assert not handle.is_complete
     assert not run.ckpt.save("base").is_complete
-    run.ckpt.wait()
-    (text,) = texts
-    assert re.search(r"a parameter of shape \(1, 3\) that a Adagrad updates", text)
-    run.ckpt.close()
+    assert "a parameter of shape (1, 3) that a Adagrad updates" in text
+
+
+class Global(torch.optim.Adagrad):
+    def step(self, closure=None):
+        self.state["global"] = {"t": self.state.get("global", {}).get("t", 0) + 1}
+        super().step()
 
 
 def test_what_an_optimizer_keeps_under_no_parameter_returns(tmp_path):
-    run = make(tmp_path, lambda model: Global(model.parameters(), lr=0.1))
+    def optimizer_of(model):
+        return Global(model.parameters(), lr=0.1)
+
+    run = make(tmp_path, optimizer_of)
     handle, texts = train(run, 4)
     assert (handle.step, texts) == (4, [])
-    die(run.ckpt)
-    again = make(tmp_path, lambda model: Global(model.parameters(), lr=0.1))
-    again.optimizer.state["made since"] = {"t": 1}
-    again.ckpt.recover()
+
+    def change(fresh):
+        fresh.optimizer.state["made since"] = {"t": 1}
+
+    again, _ = resumed(run, tmp_path, optimizer_of, change=change)
     others = {k: v for k, v in again.optimizer.state.items() if isinstance(k, str)}
     assert others == {"global": {"t": 4}}
-    again.ckpt.close()
-
-
-def test_what_no_state_dict_has_is_not_claimed_and_not_looked_at(tmp_path):
-    """`cpr prove` finds it: attributes, flags, gradients, buffers with persistent=False."""
-    run = make(tmp_path, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
-    run.model["lin"].register_buffer("cache", torch.zeros(()), persistent=False)
-    for step in range(3):
-        run.model["lin"].cache.add_(1)
-        run.model["lin"].count, run.model["lin"].training = step, False
-        handle, texts = train(run, 1, first=step)
-        run.model["lin"](torch.ones(1, 4)).sum().backward()
-        assert (handle.is_complete, texts) == (True, [])
-    run.ckpt.close()
 
 
 def late_buffer(model):
@@ -218,44 +168,37 @@ def pruned(model):
     nn.utils.prune.l1_unstructured(model["lin"], "weight", 0.5)
 
 
+def begun(model):
+    model["lin"].seen = torch.ones(3)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
         (late_buffer, r"has 'lin\.running_mean', which it did not have"),
         (pruned, r"has 'lin\.weight_mask' and 1 more, which it did not have.*, and lacks 'lin\.w"),
+        (begun, None),  # a buffer that was empty is no other name
     ],
 )
 def test_a_state_dict_with_other_names_than_at_first_is_named_at_the_next_snapshot(
     tmp_path, change, names
 ):
     """The program that is started again builds the model as it was: it would be refused."""
-    run = make(tmp_path, lambda model: torch.optim.SGD(model["emb"].parameters(), 0.1))
-    assert train(run, 1)[0].is_complete
-    change(run.model)
-    handle, texts = train(run, 2)
-    assert not handle.is_complete
-    (text,) = texts
-    assert re.search(names, text)
-    run.ckpt.close()
-
-
-def test_a_buffer_that_begins_empty_is_no_other_name(tmp_path):
     model = make_model()
     model["lin"].register_buffer("seen", None)
-    run = make(tmp_path, lambda model: torch.optim.SGD(model.parameters(), 0.1), model=model)
-    train(run, 1)
-    model["lin"].seen = torch.ones(3)
+    run = make(tmp_path, lambda m: torch.optim.SGD(m["emb"].parameters(), 0.1), model=model)
+    assert train(run, 1)[0].is_complete
+    change(model)
     handle, texts = train(run, 2)
-    assert (handle.is_complete, texts) == (True, [])
-    run.ckpt.close()
+    assert handle.is_complete == (names is None)
+    assert len(texts) == (names is not None)
+    assert names is None or re.search(names, texts[0])
 
 
 class Copied(nn.Module):
     """Its state_dict() has a copy of its state."""
 
-    def __init__(self):
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         destination[prefix + "count"] = torch.tensor(self.count)
@@ -266,41 +209,34 @@ class Copied(nn.Module):
 
 
 def test_state_that_a_module_shows_as_a_copy_is_loaded_by_the_module(tmp_path):
-    def model_with_copy():
-        model = make_model()
-        model["copied"] = Copied()
-        return model
-
-    adagrad = lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1)  # noqa: E731
-    run = make(tmp_path, adagrad, model=model_with_copy())
-    run.model["copied"].count = 42
+    first, second = make_model(), make_model()
+    first["copied"], second["copied"] = Copied(), Copied()
+    run = make(tmp_path, adagrad, model=first)
+    first["copied"].count = 42
     train(run)
-    die(run.ckpt)
-    fresh = make(tmp_path, adagrad, model=model_with_copy())
-    fresh.ckpt.recover()
-    assert fresh.model["copied"].count == 42
-    fresh.ckpt.close()
+    resumed(run, tmp_path, adagrad, model=second)
+    assert second["copied"].count == 42
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_memory_layout_of_optimizer_state_returns(tmp_path, order):
     class Permuted(torch.optim.SGD):
+        def own(self):
+            return self.state[self.param_groups[0]["params"][1]]
+
         def step(self, closure=None):
-            weight = self.param_groups[0]["params"][1]
-            state = self.state[weight]
-            state.setdefault("basis", torch.arange(12.0).view(3, 4).permute(order))
+            self.own().setdefault("basis", torch.arange(12.0).view(3, 4).permute(order))
             super().step()
 
-    run = make(tmp_path, lambda model: Permuted(model.parameters(), lr=0.1))
+    def optimizer_of(model):
+        return Permuted(model.parameters(), lr=0.1)
+
+    run = make(tmp_path, optimizer_of)
     train(run)
-    saved = run.optimizer.state[run.optimizer.param_groups[0]["params"][1]]["basis"]
-    die(run.ckpt)
-    fresh = make(tmp_path, lambda model: Permuted(model.parameters(), lr=0.1))
-    fresh.ckpt.recover()
-    basis = fresh.optimizer.state[fresh.optimizer.param_groups[0]["params"][1]]["basis"]
+    saved = run.optimizer.own()["basis"]
+    basis = resumed(run, tmp_path, optimizer_of)[0].optimizer.own()["basis"]
     assert torch.equal(basis, saved)
     assert basis.stride() == saved.stride()
-    fresh.ckpt.close()
 
 
 def sparse_buffer(model):
@@ -328,28 +264,3 @@ def lazy(model):
 def test_what_cannot_be_saved_is_named_at_construction(tmp_path, optimizer_of, match):
     with pytest.raises(UsageError, match=match):
         make(tmp_path, optimizer_of)
-
-
-class Preconditioner(torch.optim.Optimizer):
-    """Keeps a state that is much wider than the rows of a table."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        weight = self.param_groups[0]["params"][0]
-        state = self.state[weight]
-        state.setdefault("wide", torch.zeros(N, N))
-        state["wide"].add_(weight.grad @ weight.grad.t())
-
-
-def test_a_wide_row_state_is_recovered_after_partial_snapshots(tmp_path):
-    run = make(tmp_path, lambda model: Preconditioner(model.parameters()))
-    train(run, 4)
-    wide = run.ckpt.tables[0].arrays()["wide"].clone()
-    die(run.ckpt)
-    fresh = make(tmp_path, lambda model: Preconditioner(model.parameters()))
-    fresh.ckpt.recover()
-    assert torch.equal(fresh.ckpt.tables[0].arrays()["wide"], wide)
-    fresh.ckpt.close()

@@ -16,43 +16,25 @@ from python_tests.recovery.test_replicated_tables import (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "one optimizer", "two stores"])
 def test_a_store_is_loaded_without_optimizers(tmp_path, kind):
-    ((_, trained, _, _),) = job = cut_job(tmp_path, kind, [(0, ROWS)])
-    save(*job)
-    model, state = Model(seed=5), torch.get_rng_state()
-    report = cpr_ext.load_into(model, [tmp_path / "0"])
-    assert (report.step, report.differences, report.rows_missing) == (1, [], 0)
-    assert report.rows_restored == ROWS
-    for value, expected in zip(model.parameters(), trained.parameters(), strict=True):
-        assert torch.equal(value, expected)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_store_by_its_path_and_a_job_of_several_are_loaded(tmp_path):
-    trained = Model(seed=1)
-    optimizer = torch.optim.Adagrad(trained.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(trained, optimizer, tmp_path / "one") as ckpt:
-        trained.linear(trained.t.weight).sum().backward()
-        optimizer.step()
-        ckpt.step()
-    model = Model(seed=5)
-    cpr_ext.load_into(model, tmp_path / "one", mode="full")
-    assert torch.equal(model.t.weight, trained.t.weight)
-
-    jobs = cut_job(tmp_path / "parts", "adam", CUTS)
+    if kind == "one optimizer":  # a table that the job replicates
+        jobs, stores = [whole_job(tmp_path, "adam", one_optimizer=True)], [tmp_path]
+    elif kind == "two stores":
+        jobs, stores = cut_job(tmp_path, "adam", CUTS), [tmp_path / "0", tmp_path / "1"]
+    else:
+        jobs, stores = cut_job(tmp_path, kind, [(0, ROWS)]), [tmp_path / "0"]
     save(*jobs)
-    model = Model(seed=5)
-    cpr_ext.load_into(model, [tmp_path / "parts" / "0", tmp_path / "parts" / "1"])
-    assert torch.equal(model.t.weight, torch.cat([m.t.weight for _, m, *_ in jobs]))
-
-
-def test_a_table_that_the_job_replicates_is_loaded(tmp_path):
-    _, trained, _ = job = whole_job(tmp_path, "adam", one_optimizer=True)
-    save(job)
-    model = Model(seed=5)
-    cpr_ext.load_into(model, [tmp_path])
-    assert torch.equal(model.t.weight, trained.t.weight)
+    model, state = Model(seed=5), torch.get_rng_state()
+    report = cpr_ext.load_into(model, stores)
+    assert (report.step, report.differences, report.rows_missing) == (1, [], 0)
+    assert torch.equal(model.t.weight, torch.cat([trained.t.weight for _, trained, *_ in jobs]))
+    assert torch.equal(torch.get_rng_state(), state)
+    if kind in KINDS:
+        assert torch.equal(model.linear.weight, jobs[0][1].linear.weight)
+        again = Model(seed=6)
+        cpr_ext.load_into(again, stores[0], mode="full")
+        assert torch.equal(again.t.weight, model.t.weight)
 
 
 def test_another_model_is_refused_and_unchanged(tmp_path):

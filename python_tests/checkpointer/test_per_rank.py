@@ -22,19 +22,14 @@ class Process:
         self.model = nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.reader, self.scheduler = Reader(rank), Reader(-1)
-        self.ckpt = open_checkpointer(
-            self.model,
-            self.optimizer,
-            directory,
-            state={
-                "scheduler": self.scheduler,
-                "reader": PerRank(self.reader),
-                "file": PerRank(lambda: f"part-{rank}"),
-                "epoch": lambda: 10 + rank,
-            },
-            save_at_close=False,
-            **{**NEVER, **options},
-        )
+        state = {
+            "scheduler": self.scheduler,
+            "reader": PerRank(self.reader),
+            "file": PerRank(lambda: f"part-{rank}"),
+            "epoch": lambda: 10 + rank,
+        }
+        options = {**NEVER, "state": state, "save_at_close": False, **options}
+        self.ckpt = open_checkpointer(self.model, self.optimizer, directory, **options)
 
     def train(self, steps):
         for _ in range(steps):
@@ -56,35 +51,28 @@ def pair(tmp_path):
         each.ckpt.close()
 
 
-def test_a_survivor_keeps_its_own_state_and_takes_the_rest(pair):
-    part = pair[1].ckpt.replicated_state()
-    assert pair[0].ckpt.load_replicated_state(part, generators=False) == {
-        "file": "part-0",
-        "epoch": 11,
-    }
+def test_what_is_rebuilt_from_peers_has_its_own_state_and_a_survivor_keeps_its_own(pair):
+    ckpt = pair[1].ckpt
+    given = (pair[1].model, [pair[1].optimizer], ckpt.tables, ckpt.declared)
+    own = own_part(ckpt.session.whole_part(), *given)
+    assert [*own.tree()["state"]] == ["reader"]
+    values = pair[0].ckpt.load_replicated_state(ckpt.replicated_state(), generators=False)
+    assert values == {"file": "part-0", "epoch": 11}
     assert pair[0].reader.state_dict() == {"rank": 0, "offset": 200}
     assert pair[0].scheduler.offset == 3
     assert pair[0].ckpt.step_count == 3
-
-
-def test_what_is_rebuilt_from_peers_has_its_own_state(pair):
-    part, declared = pair[1].ckpt.session.whole_part(), pair[1].ckpt.declared
-    own = own_part(part, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
-    assert [*own.tree()["state"]] == ["reader"]
     pair[1].reader.offset, pair[1].scheduler.offset = -1, -1
-    restore_own_part(own, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
+    restore_own_part(own, *given)
     assert pair[1].reader.state_dict() == {"rank": 1, "offset": 300}
     assert pair[1].scheduler.offset == -1  # all workers have it
 
 
-def test_the_stores_of_a_job_give_nobody_the_state_of_another(pair, tmp_path):
+def test_a_store_of_one_process_gives_its_own_state(pair, tmp_path):
     for each in pair:
         each.ckpt.close()
-    stores = [tmp_path / "0"]
     alone = Process(tmp_path / "new", 7)
-    report = alone.ckpt.recover(from_store=stores)  # of one process: it is its own
+    report = alone.ckpt.recover(from_store=[tmp_path / "0"])
     assert (alone.reader.rank, report.state["file"], report.differences) == (0, "part-0", [])
-    alone.ckpt.close()
 
 
 def test_parts_of_several_processes_leave_it_alone(tmp_path):

@@ -1,101 +1,161 @@
-"""Options and calls of a Checkpointer that are refused, and what they leave behind."""
+"""Options and calls that are refused by value and remedy, and what they leave behind; warnings."""
 
+import warnings
+
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import StorageError, UsageError
-from python_tests.helpers import (
-    Trained,
-    build,
-)
-
-EXACT = {"schedule": cpr_ext.EverySteps(4, when_busy="wait"), "optimizer": "sgd"}
+import cpr_ext.tracking.unwatched
+from cpr_ext import Checkpointer, EverySteps, StagingOptions, StoreOptions
+from cpr_ext.errors import StorageError, UntrackedChangeWarning, UsageError
+from python_tests.helpers import Trained
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"num_shards": 0}, "num_shards is 0; it must be at least 1"),
-        ({"num_shards": -3}, "num_shards is -3"),
-        ({"store": {"rebase_after": 3}}, "needed: such as StoreOptions(rebase_after=2.0)"),
-        ({"staging": {"num_slots": 3}}, "needed: such as StagingOptions(num_slots=3)"),
-        ({"priority": "mfu"}, "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
-        ({"schedule": 500}, "schedule is 500; needed: such as EverySteps"),
-        (
-            {"priority": cpr_ext.LargestChange(), "store": cpr_ext.StoreOptions(on_nan="save")},
-            'LargestChange cannot rank NaN rows; use on_nan="raise"',
-        ),
-        ({"tables": {}}, "no nn.Embedding"),
-        ({"tables": {"x": 3}}, "'x' is a int"),
-    ],
-)
-def test_an_option_out_of_range_is_refused_with_its_value_and_nothing_is_left_behind(
-    tmp_path, options, told
-):
-    model, optimizers = build({"a": (10, 2)})
-    with pytest.raises(UsageError) as refusal:
-        cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
-    assert told in str(refusal.value)
+def small():
+    model = nn.Sequential(nn.EmbeddingBag(50, 4), nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def given(**options):
+    return lambda m, o, d: Checkpointer(m, o, d, **options)
+
+
+MISTAKES = [
+    (lambda m, o, d: Checkpointer(m, d, d), "needed: the torch optimizer"),
+    (lambda m, o, d: Checkpointer(m, None, d), "NoneType; needed: the torch optimizer"),
+    (lambda m, o, d: Checkpointer(m, m.parameters(), d), "a Parameter; needed: the torch optimiz"),
+    (lambda m, o, d: Checkpointer(m, small()[1], d), "a SGD updates no parameter of this model"),
+    (
+        lambda m, o, d: Checkpointer(m, [o, torch.optim.SGD(m.parameters())], d),
+        "updated by two optimizers",
+    ),
+    (lambda m, o, d: Checkpointer(o, m, d), "model is an optimizer; the model comes first"),
+    (lambda m, o, d: Checkpointer(nn.Linear(2, 2), [], d), r'tables=\{"name": parameter\}'),
+    (lambda m, o, d: Checkpointer(m, o, ""), r"directory is ''; needed: a path \('.' is the wor"),
+    (given(schedule=500), "schedule is 500; needed: such as EverySteps"),
+    (given(priority="mfu"), "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
+    (given(priority=cpr_ext.AllRows), "priority is"),
+    (given(num_shards=1.5), "num_shards is 1.5"),
+    (given(num_shards=0), "num_shards is 0; it must be at least 1"),
+    (given(num_shards=-3), "num_shards is -3"),
+    (given(num_shards=100_000), "num_shards is 100000; it must be at most 4096"),
+    (given(store={"rebase_after": 3}), r"needed: such as StoreOptions\(rebase_after=2.0\)"),
+    (given(staging={"num_slots": 3}), r"needed: such as StagingOptions\(num_slots=3\)"),
+    (given(staging=StagingOptions(slot_bytes=8)), r"'0': rows of 4 columns.*at least 8192"),
+    (
+        given(priority=cpr_ext.LargestChange(), store=StoreOptions(on_nan="save")),
+        'LargestChange cannot rank NaN rows; use on_nan="raise"',
+    ),
+    (given(tables={}), "no nn.Embedding"),
+    (given(tables={"x": 3}), "'x' is a int"),
+    (given(tables={"a": "0.weight"}), "is a str"),
+    (lambda m, o, d: Checkpointer(m, o, d, tables=[m[0]]), "EmbeddingBag"),
+    (lambda m, o, d: Checkpointer(m, o, d, state=[o]), "state is a list; needed"),
+    (given(on_sigterm="exit"), "on_sigterm is 'exit'; allowed: \"save\", None"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES)
+def test_a_mistake_is_named_with_its_remedy_and_nothing_is_left_behind(tmp_path, mistake, message):
+    model, optimizer = small()
+    with pytest.raises(UsageError, match=message):
+        mistake(model, optimizer, tmp_path / "store")
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert not (tmp_path / "store").exists()
 
 
-def test_a_model_without_tables_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(UsageError, match=r'tables=\{"name": parameter\}'):
-        cpr_ext.Checkpointer(nn.Linear(2, 2), [], tmp_path)
+VALUES = [
+    (lambda: StagingOptions(num_slots=1), "num_slots is 1; it must be at least 2"),
+    (lambda: StagingOptions(slot_bytes=0), "slot_bytes is 0; it must be at least 1, or None"),
+    (lambda: StagingOptions(slot_bytes=-4096), "slot_bytes is -4096"),
+    (lambda: StagingOptions(num_threads=0), "num_threads is 0; it must be at least 1, or None"),
+    (lambda: StagingOptions(num_threads=1.5), "num_threads is 1.5; needed: a whole number"),
+    (lambda: StoreOptions(rebase_after=0), "rebase_after is 0; it must be positive, or None"),
+    (lambda: StoreOptions(rebase_after=float("nan")), "rebase_after is nan"),
+    (lambda: StoreOptions(on_nan="ignore"), "on_nan is 'ignore'; allowed: raise, save"),
+    (lambda: StoreOptions(precision="int8"), "precision is 'int8'; needed: such as Precision"),
+    (lambda: EverySteps(5, when_busy="skip"), "when_busy is 'skip'; allowed: delay, wait"),
+]
 
 
-def test_a_place_that_cannot_be_a_store_is_told_with_its_path(tmp_path):
-    (tmp_path / "file").write_text("")
-    model, optimizers = build({"a": (10, 2)})
-    with pytest.raises(StorageError, match="file/store"):
-        cpr_ext.Checkpointer(model, optimizers, tmp_path / "file" / "store")
-    assert not any(module._forward_pre_hooks for module in model.modules())
+@pytest.mark.parametrize(("make", "message"), VALUES)
+def test_a_value_out_of_range_is_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
 
 
-def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
-    run = Trained(tmp_path, **EXACT)
-    run.train(1)
-    with pytest.raises(UsageError, match="kind is 'full'; allowed: partial, base"):
-        run.checkpointer.save("full")
-    with pytest.raises(UsageError, match="mode is 'half'; allowed: partial, full"):
-        run.checkpointer.recover(mode="half")
-    with pytest.raises(UsageError, match="num_samples is -1; it must not be negative"):
-        run.checkpointer.step(-1)
-    assert (run.checkpointer.step_count, run.checkpointer.num_samples) == (1, 10)
-    run.checkpointer.close()
+CALLS = [
+    (lambda c: c.recover(shards=1), "shards is 1; needed: a list"),
+    (lambda c: c.recover(shards=[7]), "shard 7 does not exist"),
+    (lambda c: c.recover(mode="half"), "mode is 'half'; allowed: partial, full"),
+    (lambda c: c.save(kind="full"), "kind is 'full'; allowed: partial, base"),
+    (lambda c: c.record_lookups("emb", torch.tensor([1])), "no table 'emb'; there are: 0"),
+    *((lambda c, n=n: c.step(n), "num_samples") for n in ("x", -1, 1.5, None)),
+    (lambda c: c.step(torch.tensor([1, 2])), "num_samples"),
+]
 
 
-def test_nothing_can_be_done_with_a_closed_checkpointer(tmp_path):
-    run = Trained(tmp_path, **EXACT)
-    run.train(1)
-    run.checkpointer.close()
-    run.checkpointer.close()
-    for call in (
-        run.checkpointer.step,
-        run.checkpointer.save,
-        run.checkpointer.wait,
-        run.checkpointer.recover,
-    ):
+def test_a_mistake_in_a_call_is_named_and_changes_nothing(tmp_path):
+    model, optimizer = small()
+    with Checkpointer(model, optimizer, tmp_path, num_shards=2.0) as checkpointer:
+        for samples in (torch.tensor(8), np.int64(8), np.uint8(8), 8.0, 8, torch.tensor([8])):
+            checkpointer.step(samples)
+        for mistake, message in CALLS:
+            with pytest.raises(UsageError, match=message):
+                mistake(checkpointer)
+        assert (checkpointer.step_count, checkpointer.num_samples) == (6, 48)
+    checkpointer.close()
+    for call in (checkpointer.step, checkpointer.save, checkpointer.wait, checkpointer.recover):
         with pytest.raises(UsageError, match="the Checkpointer is closed"):
             call()
 
 
-def test_a_slot_too_small_for_a_row_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(UsageError, match=r"'tables\.a': rows of 3 columns.*at least 20480"):
-        Trained(
-            tmp_path,
-            {"a": (9000, 3)},
-            staging=cpr_ext.StagingOptions(slot_bytes=4096),
-            optimizer="sgd",
-        )
+def test_a_place_that_cannot_be_a_store_is_told_with_its_path(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, optimizer = small()
+    for place, told in (
+        ("file/store", "file/store"),
+        ("file", r"file.: .*\. It is no directory; choose another"),
+    ):
+        with pytest.raises(StorageError, match=told):
+            Checkpointer(model, optimizer, tmp_path / place)
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_slots_are_as_large_as_the_oddest_rows_need(tmp_path, optimizer):
     run = Trained(tmp_path, {"a": (1500, 1025)}, optimizer=optimizer)
     run.train(2)
-    assert run.checkpointer.save("base").kind == "base"
-    assert run.checkpointer.wait()
-    run.checkpointer.close()
+    assert run.save("base").state == "committed"
+
+
+def own_warnings(caught):
+    return [str(each.message) for each in caught if each.category is UntrackedChangeWarning]
+
+
+def test_a_large_parameter_that_is_no_table_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpr_ext.tracking.unwatched, "_LARGE_BYTES", 1000)
+    model = nn.Sequential(nn.Embedding(500, 4), nn.Linear(4, 100))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UntrackedChangeWarning, match=r"ter '1\.weight' .* is no table") as each:
+        Checkpointer(model, optimizer, tmp_path).close()
+    assert each[0].filename == __file__  # the line that made it
+
+
+def test_sparse_gradients_of_a_parameter_that_is_no_table_are_warned_of_once(tmp_path):
+    model = nn.ModuleList([nn.Embedding(50, 4, sparse=True) for _ in range(2)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        Checkpointer(model, optimizer, tmp_path, tables={"a": model[0]}) as checkpointer,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(3):
+            sum(table(torch.tensor([1])).sum() for table in model).backward()
+            optimizer.step()
+            checkpointer.step()
+    (message,) = own_warnings(caught)
+    assert "'1.weight' has sparse gradients but is no table" in message

@@ -57,32 +57,31 @@ class Loop:
         return [w for w in caught if w.category is UntrackedChangeWarning]
 
     def end_epoch(self, kind):
-        if kind != self.kind:
-            return
-        if kind == "plateau_late":
-            self.scheduler.step(1.0)
-        else:
-            self.scheduler.step()
+        if kind == self.kind:
+            self.scheduler.step(*([1.0] if kind == "plateau_late" else []))
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-@pytest.mark.parametrize("kind", sorted(LATE | RIGHT))
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler"),
+    pytest.mark.parametrize("kind", sorted(LATE | RIGHT)),
+]
+
+
 def test_a_scheduler_that_steps_late_is_warned_of_once(tmp_path, kind):
+    """A shard that is recovered hides none."""
     loop = Loop(tmp_path, kind)
     with loop.ckpt:
-        found = loop.train()
+        found = loop.train(2)
+        loop.ckpt.recover(shards=[0])
+        found += loop.train()
     assert len(found) == (kind in LATE), [str(w.message) for w in found]
     if found:
         step = 1 if kind == "step_late" else BATCHES
-        name = type(loop.scheduler).__name__
-        assert f"{name}.step() was called after ckpt.step() of step {step}," in str(
-            found[0].message
-        )
+        told = f".step() was called after ckpt.step() of step {step},"
+        assert f"{type(loop.scheduler).__name__}{told}" in str(found[0].message)
         assert found[0].filename == __file__
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-@pytest.mark.parametrize("kind", sorted(LATE | RIGHT))
 @pytest.mark.parametrize("first_run", [1, BATCHES - 1, BATCHES, BATCHES + 1])
 def test_a_resumed_loop_that_is_right_is_not_warned_of(tmp_path, kind, first_run):
     """Of a late one that steps in each step it still is; of others, the first run was."""
@@ -91,13 +90,3 @@ def test_a_resumed_loop_that_is_right_is_not_warned_of(tmp_path, kind, first_run
     with (loop := Loop(tmp_path, kind)).ckpt:
         loop.ckpt.recover()
         assert len(loop.train()) == (kind == "step_late")
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-@pytest.mark.parametrize("kind", sorted(LATE | RIGHT))
-def test_a_shard_that_is_recovered_hides_no_late_scheduler(tmp_path, kind):
-    with (loop := Loop(tmp_path, kind)).ckpt:
-        found = loop.train(2)
-        loop.ckpt.recover(shards=[0])
-        found += loop.train()
-        assert len(found) == (kind in LATE)

@@ -1,9 +1,6 @@
 """``state=``: a killed run with a scheduler and a scaler ends as one that nobody killed."""
 
-import os
-import signal
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from torch.optim import lr_scheduler
 
 import cpr_ext
 from cpr_ext.errors import StoreError, UntrackedChangeWarning, UsageError
-from python_tests.helpers import run_python
+from python_tests.helpers import assert_same, die
 
 NUM_STEPS = 30
 KILLED_AFTER = 19  # of which 15 are saved
@@ -21,7 +18,7 @@ KILLED_AFTER = 19  # of which 15 are saved
 class Loop:
     """Float16-like training: a schedule per step, a scaler that skips a step and grows."""
 
-    def __init__(self, directory, *, is_saved=True, **options):
+    def __init__(self, directory, *, is_saved=True):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1))
         self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=0.5)
@@ -34,7 +31,6 @@ class Loop:
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(5, when_busy="wait"),
             state={"scheduler": self.scheduler, "scaler": self.scaler} if is_saved else None,
-            **options,
         )
 
     def train(self, num_steps):
@@ -60,24 +56,12 @@ class Loop:
         }
 
 
-def train_and_die(directory):
-    loop = Loop(Path(directory))
-    loop.checkpointer.recover()
-    loop.train(KILLED_AFTER)
-    loop.checkpointer.wait()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-CODE = """
-import sys
-from python_tests.checkpointer.test_stateful import train_and_die
-train_and_die(sys.argv[1])
-"""
-
-
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of the skipped step
 def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(tmp_path):
-    run_python(CODE, tmp_path / "killed", returncode=-signal.SIGKILL)
+    killed = Loop(tmp_path / "killed")
+    killed.train(KILLED_AFTER)
+    killed.checkpointer.wait()
+    die(killed.checkpointer)
     resumed = Loop(tmp_path / "killed")
     with resumed.checkpointer as checkpointer:
         report = checkpointer.recover()
@@ -93,7 +77,10 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 def test_a_store_of_a_run_without_state_goes_on_and_says_what_it_lacks(tmp_path):
-    with pytest.warns(UntrackedChangeWarning, match="state=.*: scheduler"):
+    with pytest.warns(
+        UntrackedChangeWarning,
+        match=r"a learning-rate scheduler drives Adagrad.*state=\{\"scheduler\": scheduler",
+    ):
         with (old := Loop(tmp_path, is_saved=False)).checkpointer:
             old.train(6)
     loop = Loop(tmp_path)
@@ -162,7 +149,7 @@ def averaged(directory):
     return model, optimizer, average, cpr_ext.Checkpointer(model, optimizer, directory, **options)
 
 
-def test_an_average_of_the_weights_is_state(tmp_path):
+def test_an_average_of_the_weights_is_state_and_what_is_saved_anyway_is_refused(tmp_path):
     model, optimizer, average, ckpt = averaged(tmp_path / "store")
     with ckpt:
         for step in range(5):
@@ -174,20 +161,8 @@ def test_an_average_of_the_weights_is_state(tmp_path):
     _, _, again, ckpt = averaged(tmp_path / "store")
     with ckpt:
         assert ckpt.recover().step == 5
-    expected, found = average.state_dict(), again.state_dict()
-    assert int(expected["n_averaged"]) == 5
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-
-
-@pytest.mark.parametrize("what", ["the model", "a part", "a model around it", "an optimizer"])
-def test_what_is_saved_anyway_is_refused(tmp_path, what):
-    model = nn.ModuleDict({"e": nn.Embedding(50, 4, sparse=True), "h": nn.Linear(4, 1)})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = {
-        "the model": model,
-        "a part": model["h"],
-        "a model around it": nn.ModuleList([model]),
-        "an optimizer": optimizer,
-    }
-    with pytest.raises(UsageError, match="are saved without it"):
-        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", state={"it": given[what]})
+    assert int(average.n_averaged) == 5
+    assert_same(dict(again.state_dict()), dict(average.state_dict()))
+    for given in (model, model["h"], nn.ModuleList([model]), optimizer):
+        with pytest.raises(UsageError, match="are saved without it"):
+            cpr_ext.Checkpointer(model, optimizer, tmp_path / "new", state={"it": given})

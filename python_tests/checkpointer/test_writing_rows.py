@@ -10,7 +10,7 @@ from cpr_ext import StoreOptions
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.tracking import table_watch
 from python_tests.helpers import Trained, assert_same, copy_rows, short_windows
-from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, num_dirty
+from python_tests.saving.captured import OPTIONS, TABLES, assert_captured
 
 
 def make_run(folder, **options):
@@ -51,47 +51,30 @@ def test_a_snapshot_has_them_as_they_were_at_its_steps(tmp_path, overlap):
     ckpt.wait()
     assert_captured(ckpt, rows)
     assert ckpt.check() == {}
-    ckpt.save("partial")
-    ckpt.wait()
-    live = copy_rows(ckpt.tables)
+    run.save()
+    live = run.rows()
     ckpt.close()
     again = make_run(tmp_path, seed=1)
     again.checkpointer.recover(mode="full")
-    for table, arrays in copy_rows(again.checkpointer.tables).items():
-        for name, array in arrays.items():
-            assert_same(array, live[table][name])
-    again.checkpointer.close()
+    assert_same(again.rows(), live)
 
 
-@pytest.fixture
-def saved(tmp_path):
+def test_only_they_count_on_the_stream_on_which_the_block_begins(tmp_path, monkeypatch):
+    """What a block does not name is found."""
     run = make_run(tmp_path)
     run.train(1)
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
-    yield run
-    run.checkpointer.close()
-
-
-def test_only_they_count(saved):
-    run = saved
-    assert num_dirty(run.checkpointer) == 0
-    rows = write(run)
-    assert num_dirty(run.checkpointer) == len(rows.unique())
-
-
-def test_what_a_block_does_not_name_is_found(saved):
-    run = saved
-    with run.checkpointer.writing_rows("tables.a", torch.tensor([3])):
-        run.weight.data[4] = 1.0
-    with pytest.warns(UntrackedChangeWarning, match=r"row 4"):
-        assert run.checkpointer.check() == {"tables.a": 4}
-
-
-def test_they_are_counted_on_the_stream_on_which_the_block_begins(saved, monkeypatch):
-    watch, log = saved.checkpointer._watch, []
+    run.save("base")
+    watch, log = run.checkpointer._watch, []
     monkeypatch.setattr(table_watch, "use_training_streams", lambda devices: log.append("streams"))
     count = watch.count_rows
     monkeypatch.setattr(watch, "count_rows", lambda *given: log.append("count") or count(*given))
-    write(saved)
+    rows = write(run)
     assert log == ["streams", "count"]
+    trackers = run.checkpointer._trackers.values()
+    assert sum(tracker.num_dirty() for tracker in trackers) == len(rows.unique())
+    monkeypatch.undo()
+    row = next(row for row in range(len(run.weight)) if row not in rows)
+    with run.checkpointer.writing_rows("tables.a", torch.tensor([row + 1])):
+        run.weight.data[row] = 1.0
+    with pytest.warns(UntrackedChangeWarning, match=f"row {row}"):
+        assert run.checkpointer.check() == {"tables.a": row}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cpr_ext
+from cpr_ext import StagingOptions
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import CprError
 from cpr_ext.wings.remote.opening import RemoteOptions
@@ -71,7 +72,17 @@ def test_a_part_of_the_options_takes_a_value_or_refuses_it(kind, name):
     assert name not in FLAGS or taken == {"true"}
 
 
-OPTIONS = list(inspect.signature(cpr_ext.Checkpointer).parameters)
+def made(directory, /, **options):
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    given = {"model": model, "optimizers": optimizer, "directory": directory}
+    return cpr_ext.Checkpointer(**{**given, **options})
+
+
+OPTIONS = [
+    *("model", "optimizers", "directory", "priority", "schedule", "num_shards", "tables"),
+    *("state", "store", "staging", "on_sigterm"),
+]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -79,13 +90,11 @@ def test_the_checkpointer_takes_a_value_or_refuses_it(tmp_path, monkeypatch, nam
     monkeypatch.chdir(tmp_path)  # "no" is a directory
 
     def use(number, value):
-        model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
-        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-        options = {"model": model, "optimizers": optimizer, "directory": tmp_path / str(number)}
-        with cpr_ext.Checkpointer(**{**options, name: value}) as checkpointer:
+        with made(tmp_path / str(number), **{name: value}) as checkpointer:
             checkpointer.recover()
-            model(torch.tensor([[1, 2]])).sum().backward()
-            optimizer.step()
+            checkpointer.model(torch.tensor([[1, 2]])).sum().backward()
+            for optimizer in checkpointer.optimizers:
+                optimizer.step()
             checkpointer.step()
 
     taken = {
@@ -93,35 +102,16 @@ def test_the_checkpointer_takes_a_value_or_refuses_it(tmp_path, monkeypatch, nam
         for number, (what, value) in enumerate(WRONG.items())
         if is_taken(lambda number=number, value=value: use(number, value))
     }
-    allowed = {"none", "list", "dict", "text", "true"}
-    assert taken <= allowed
+    assert taken <= {"none", "list", "dict", "text", "true"}
 
 
-def test_a_model_and_an_optimizer_in_each_others_place_are_named(tmp_path):
-    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    with pytest.raises(CprError, match="model is an optimizer; the model comes first"):
-        cpr_ext.Checkpointer(optimizer, model, tmp_path)
-
-
-def made(directory, **options):
-    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return cpr_ext.Checkpointer(model, optimizer, directory, **options)
-
-
-def test_a_place_that_can_be_no_store_is_named_with_the_remedy(tmp_path):
-    with pytest.raises(CprError, match=r"directory is ''; needed: a path \('.' is the working dir"):
-        made("")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CprError, match=r"file.: .*\. It is no directory; choose another"):
-        made(tmp_path / "file")
-
-
-def test_more_shards_than_files_can_be_open_are_refused_before_the_first_is_made(tmp_path):
-    with pytest.raises(CprError, match="num_shards is 100000; it must be at most 4096"):
-        made(tmp_path / "store", num_shards=100_000)
-    assert not (tmp_path / "store").exists()
+def test_the_door_has_eleven_options(tmp_path):
+    assert [*inspect.signature(cpr_ext.Checkpointer).parameters] == OPTIONS
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slotbytes'"):
+        made(tmp_path, slotbytes=3)
+    assert StagingOptions(num_slots=4.0, slot_bytes=8192.0) == StagingOptions(8192, 4)
+    with pytest.raises(AttributeError):
+        StagingOptions().num_slots = 5
 
 
 def test_other_optimizers_are_refused_with_the_ways_that_work(tmp_path):
@@ -129,12 +119,11 @@ def test_other_optimizers_are_refused_with_the_ways_that_work(tmp_path):
     with made(tmp_path / "store") as checkpointer:
         checkpointer.recover()
         checkpointer.save("base")
-    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
-    with cpr_ext.Checkpointer(model, [], tmp_path / "store") as checkpointer:
+    with made(tmp_path / "store", optimizers=[]) as checkpointer:
         with pytest.raises(CprError, match=r"store holds optimizers .*cpr_ext\.load_into"):
             checkpointer.recover()
     with pytest.raises(CprError, match=r"holds a NoneType; .*cpr_ext\.load_into"):
-        cpr_ext.Checkpointer(model, None, tmp_path / "other")
+        made(tmp_path / "other", optimizers=None)
 
 
 def test_a_checkpointer_shows_where_it_is_and_is_not_copied(tmp_path):

@@ -25,7 +25,11 @@ def golden(request, tmp_path):
     return tmp_path / "golden"
 
 
-def check_recovers(golden):
+def test_there_is_a_golden_store_of_each_version_up_to_this_one():
+    assert [f"version-{version}" for version in range(1, FORMAT_VERSION + 1)] == VERSIONS
+
+
+def test_recovery_is_exact_and_training_goes_on(golden):
     expected = json.loads((golden / "expected.json").read_text())
     model, optimizers = build(3)
     with open_store(model, optimizers, golden / "store") as ckpt:
@@ -38,14 +42,6 @@ def check_recovers(golden):
         assert report.state["reader"]["epoch"] == 3
         assert report.state["reader"]["seen"].tolist() == [0, 1, 2, 3, 4]
         train(model, optimizers, ckpt, 2)
-
-
-def test_there_is_a_golden_store_of_each_version_up_to_this_one():
-    assert [f"version-{version}" for version in range(1, FORMAT_VERSION + 1)] == VERSIONS
-
-
-def test_recovery_is_exact_and_training_goes_on(golden):
-    check_recovers(golden)
 
 
 def test_the_full_recovery_point_is_there(golden):

@@ -6,77 +6,19 @@ import cpr_ext
 from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import StoreError
 from cpr_ext.wings.tools.maintenance import inspect
-from python_tests.helpers import (
-    TABLE_OPTIMIZERS,
-    Trained,
-    assert_same,
-    row_records,
-)
-from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, wipe
-
-
-@pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))
-def test_full_recovery_goes_back_to_one_step_and_training_from_there_equals_an_uninterrupted_run(
-    tmp_path, optimizer
-):
-    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "optimizer": optimizer, "lookups": 30}
-    straight = Trained(tmp_path / "straight", **options)
-    straight.train(6)
-    at_six = straight.state()
-    straight.train(6)
-
-    run = Trained(tmp_path / "run", **options)
-    run.train(6)
-    assert_same(run.state(), at_six)
-    run.train(2)  # snapshots at steps 1, 4 and 7
-    wipe(run, [1, 3])
-    report = run.checkpointer.recover(mode="full")
-    assert (report.step, report.num_samples) == (7, 70)
-    assert (run.checkpointer.step_count, run.checkpointer.num_samples) == (7, 70)
-    run.train(12 - report.step)
-    assert_same(run.state(), straight.state())
-    run.checkpointer.close()
-    straight.checkpointer.close()
-
-
-def test_full_recovery_rolls_the_store_back_and_abandoned_segments_never_come_back(tmp_path):
-    options = {**OPTIONS, "priority": cpr_ext.MostFrequentlyUsed(0.05)}
-    run = Trained(tmp_path, {"a": (100, 4)}, lookups=50, **options)
-    run.train(1)
-    at_one = run.state()
-    run.train(11)
-    run.checkpointer.wait()
-    numbers = {record.snapshot for record, _ in row_records(run.store)}
-    assert numbers == {1, 2, 3, 4}
-    points = [record.snapshot for record in run.store.manifest.dense if record.is_complete]
-    assert points == [1]
-    report = run.checkpointer.recover(mode="full")
-    assert report.step == 1
-    assert_same(run.state(), at_one)
-    assert {record.snapshot for record, _ in row_records(run.store)} == {1}
-    assert {path.name for path in tmp_path.rglob("*.safetensors")} == {
-        "00000001-base.safetensors",
-        "00000001-dense.safetensors",
-    }
-    run.die()
-    fresh = Trained(tmp_path, {"a": (100, 4)}, seed=3, lookups=50, **options)
-    assert fresh.checkpointer.recover().step == 1
-    assert_same(fresh.state(), at_one)
-    fresh.train(3)
-    fresh.checkpointer.wait()
-    assert max(record.snapshot for record, _ in row_records(fresh.store)) >= 2
-    fresh.checkpointer.close()
+from python_tests.helpers import Trained, assert_same, row_records
+from python_tests.recovery.losses import OPTIONS
 
 
 def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (6000, 8)},
-        num_shards=NUM_SHARDS,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        schedule=cpr_ext.EverySteps(100),
-    )
-    run.train(2)  # a base captured over several steps
+    staging, never = cpr_ext.StagingOptions(slot_bytes=64 << 10), cpr_ext.EverySteps(100)
+    run = Trained(tmp_path, {"a": (6000, 8)}, staging=staging, schedule=never)
+    run.train(1)  # of a base captured over several steps
+    assert run.store.is_empty
+    for mode in ("full", "partial"):
+        with pytest.raises(StoreError, match="nothing"):
+            run.checkpointer.recover(mode=mode)
+    run.train(2)
     run.checkpointer.wait()
     before, segments = run.state(), [record for record, _ in row_records(run.store)]
     assert not run.store.manifest.dense[-1].is_complete
@@ -96,22 +38,6 @@ def test_rows_that_momentum_moves_keep_a_snapshot_from_being_a_full_recovery_poi
     run.checkpointer.wait()
     assert run.store.manifest.dense[-1].last_step == 4
     assert [record.is_complete for record in run.store.manifest.dense] == [True, False]
-    run.checkpointer.close()
-
-
-def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
-    run = Trained(
-        tmp_path,
-        {"a": (6000, 8)},
-        num_shards=8,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    )
-    run.train(1)
-    assert run.store.is_empty
-    for mode in ("full", "partial"):
-        with pytest.raises(StoreError, match="nothing"):
-            run.checkpointer.recover(mode=mode)
-    run.train(1)
     run.checkpointer.close()
 
 

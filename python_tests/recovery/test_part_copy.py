@@ -25,16 +25,6 @@ def make(held, wanted, *, optimizer=True):
     return PartCopy(table, held, wanted, held.overlap(wanted))
 
 
-def test_rows_are_numbered_as_the_store_does_and_land_where_the_live_table_has_them():
-    copy = make(part((2, 8), (0, 4)), part((5, 10), (2, 6)))
-    assert copy.stored_rows == (3, 6)
-    values = torch.arange(12.0).reshape(3, 4)
-    copy.put("weight", torch.tensor([3, 4, 5]), values)
-    expected = torch.zeros(5, 4)
-    expected[:3, :2] = values[:, 2:]
-    assert torch.equal(copy.table.weight.detach(), expected)
-
-
 def test_state_of_one_value_per_row_becomes_the_mean_over_columns():
     wanted = part((0, ROWS), (0, DIM))
     table = None

@@ -4,28 +4,23 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.state.table import shard_row_range
+from cpr_ext.errors import UsageError
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,
     assert_same,
     build,
-    copy_rows,
     differences,
     make_indices,
-    same_bits,
     train_step,
 )
-from python_tests.recovery.losses import (
-    NUM_SHARDS,
-    OPTIONS,
-    shard_range,
-    wipe,
-)
+from python_tests.recovery.losses import NUM_SHARDS, OPTIONS, shard_range, wipe
+
+SMALL = cpr_ext.StagingOptions(slot_bytes=64 << 10)
 
 
 @pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))
-@pytest.mark.parametrize("lost", [[0], [3], [1, 2]])
+@pytest.mark.parametrize("lost", [[3], [1, 2]])
 def test_partial_recovery_leaves_everything_but_the_lost_rows_bit_identical(
     tmp_path, optimizer, lost
 ):
@@ -39,31 +34,22 @@ def test_partial_recovery_leaves_everything_but_the_lost_rows_bit_identical(
     assert report.shards == tuple(lost)
     assert (report.step, report.num_samples) == position
     assert position == (run.checkpointer.step_count, run.checkpointer.num_samples)
-    for table in run.checkpointer.tables:
-        for name, now in table.arrays().items():
-            for shard in range(NUM_SHARDS):
-                rows = shard_range(table, shard)
-                same = same_bits(now[rows], rows_before[table.name][name][rows])
-                if shard not in lost:
-                    assert same, (table.name, name, shard)
-                assert not (now[rows] == 7).all() or now[rows].numel() == 0
     # Put the lost rows back by hand: nothing else may differ.
     for table in run.checkpointer.tables:
         for name, now in table.arrays().items():
             for shard in lost:
                 rows = shard_range(table, shard)
+                assert not (now[rows] == 7).all() or now[rows].numel() == 0
                 with torch.no_grad():
                     now[rows] = rows_before[table.name][name][rows]
     assert_same(run.state(), before)
-    run.checkpointer.close()
 
 
 @pytest.mark.parametrize("lost", range(NUM_SHARDS))
 def test_partial_recovery_needs_no_file_but_those_of_rows(tmp_path, lost):
     run = Trained(tmp_path, **OPTIONS)
     run.train(8)
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
+    run.save("base")
     before = run.state()
     wipe(run, [lost])
     assert differences(run.state(), before)
@@ -77,77 +63,22 @@ def test_partial_recovery_needs_no_file_but_those_of_rows(tmp_path, lost):
     run.checkpointer._release()
 
 
-def test_lost_rows_come_back_in_their_newest_saved_state(tmp_path):
-    run = Trained(tmp_path, {"a": (40, 2)}, lookups=30, **OPTIONS, priority=cpr_ext.AllRows())
-    run.train(4)
-    run.checkpointer.wait()
-    saved = run.rows()
-    run.train(1)
-    assert differences(run.rows(), saved)
-    everything = list(range(NUM_SHARDS))
-    wipe(run, everything)
-    run.checkpointer.recover(shards=everything)
-    assert_same(run.rows(), saved)
-    run.checkpointer.close()
-
-
-def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_rows_stay_dirty(
-    tmp_path,
-):
-    run = Trained(
-        tmp_path,
-        {"a": (12_000, 8)},
-        num_shards=NUM_SHARDS,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        schedule=cpr_ext.EverySteps(1000),
-    )
-    run.train(1)
-    run.checkpointer.wait()
-    run.checkpointer._saver._rounds_left = 0
-    run.train(1)
-    snapshot = run.checkpointer._saver.begin("base")
-    run.train(1)
-    assert (snapshot.state, snapshot.first_step) == ("capturing", 3)
-    tracker = run.checkpointer._trackers["tables.a"]
-    lookups = set()
-    for step in (1, 2):
-        generator = torch.Generator().manual_seed(1000 + step)
-        lookups |= set(make_indices(run.model, generator, run.lookups)["a"].tolist())
-    run.checkpointer.recover(shards=[3])
-    begin, end = shard_row_range(12_000, 3, NUM_SHARDS)
-    kept = {row_id for row_id in lookups if not begin <= row_id < end}
-    assert set(tracker.dirty_rows(0, 12_000).tolist()) == kept
-    run.train(20)
-    run.checkpointer.wait()
-    assert run.checkpointer.metrics.failed_snapshots == 0
-    run.checkpointer.close()
-
-
 def test_a_base_given_up_for_a_recovery_is_taken_again_if_the_state_arrays_had_changed(tmp_path):
     """Partial snapshots over a base without their state arrays would leave most rows without."""
-    tables = {"a": (3000, 8)}
-    run = Trained(
-        tmp_path,
-        tables,
-        optimizer="adam",
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        num_shards=2,
-        schedule=cpr_ext.EverySteps(1),
-    )
-    run.checkpointer.save("base")  # before Adam has any state
-    run.checkpointer.wait()
+    options = {"tables": {"a": (3000, 8)}, "optimizer": "adam", "num_shards": 2}
+    run = Trained(tmp_path, staging=SMALL, schedule=cpr_ext.EverySteps(1), **options)
+    run.save("base")  # before Adam has any state
     run.train(1)
     assert run.checkpointer._saver.in_flight.kind == "base"
     run.checkpointer.recover(shards=[0])
     run.train(30)
     run.checkpointer.wait()
     run.die()
-    fresh = Trained(tmp_path, tables, optimizer="adam", seed=1, num_shards=2)
+    fresh = Trained(tmp_path, seed=1, **options)
     fresh.checkpointer.recover()
     newest = [record for record in fresh.store.manifest.rows if record.kind == "base"][-1]
     assert newest.snapshot > 1
     fresh.train(1)
-    fresh.checkpointer.close()
 
 
 def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recovered_optimizer(
@@ -166,11 +97,7 @@ def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recove
         checkpointer.step()
 
     model, optimizers = make(0)
-    options = {
-        "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
-        "num_shards": 3,
-        "schedule": cpr_ext.EverySteps(1000),
-    }
+    options = {"staging": SMALL, "num_shards": 3, "schedule": cpr_ext.EverySteps(1000)}
     checkpointer = cpr_ext.Checkpointer(model, optimizers, tmp_path, **options)
     train(model, optimizers, checkpointer, ["a"])
     assert checkpointer._saver.in_flight.state == "capturing"
@@ -178,14 +105,35 @@ def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recove
         train(model, optimizers, checkpointer, ["a", "b"])
         assert checkpointer.step_count < 500
     checkpointer.wait()
-    rows = copy_rows(checkpointer.tables)
-    checkpointer._recorder.detach()
-    checkpointer.store.close()
+    names = {table.name: table.array_names() for table in checkpointer.tables}
+    checkpointer.close(save=False)
     fresh, fresh_optimizers = make(1)
     again = cpr_ext.Checkpointer(fresh, fresh_optimizers, tmp_path, **options)
     again.recover()
-    assert {name: sorted(arrays) for name, arrays in copy_rows(again.tables).items()} == {
-        name: sorted(arrays) for name, arrays in rows.items()
-    }
+    assert {table.name: table.array_names() for table in again.tables} == names
     train(fresh, fresh_optimizers, again, ["a", "b"])
-    again.close()
+
+
+def test_lookups_of_a_step_that_training_goes_back_behind_make_no_row_dirty(tmp_path):
+    run = Trained(tmp_path, **OPTIONS)
+    run.train(1)
+    run.checkpointer.record_lookups("tables.big", torch.tensor([7, 8]))
+    run.checkpointer.recover()
+    run.checkpointer._recorder.flush()
+    assert run.checkpointer._trackers["tables.big"].num_dirty(0, 200) == 0
+    run.checkpointer.close()
+
+
+def test_step_refuses_to_train_over_snapshots_that_were_not_recovered(tmp_path):
+    run = Trained(tmp_path, **OPTIONS)
+    run.train(1)
+    run.checkpointer.close()
+    fresh = Trained(tmp_path, **OPTIONS)
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    for call in (fresh.checkpointer.step, fresh.checkpointer.save):
+        with pytest.raises(UsageError, match=r"snapshot of step 1; call recover\(\)"):
+            call()
+    assert sorted(tmp_path.rglob("*.safetensors")) == files
+    fresh.checkpointer.recover()
+    fresh.train(1)
+    fresh.checkpointer.close()

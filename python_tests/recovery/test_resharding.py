@@ -12,6 +12,7 @@ from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from python_tests.helpers import flip
 
 ROWS, DIM = 40, 6
 OPTIMIZERS = {
@@ -138,40 +139,24 @@ def halves():
     return [[TablePart("t", rows, (0, DIM), ROWS, DIM)] for rows in ((0, 10), (10, ROWS))]
 
 
-def test_without_a_step_in_common_full_recovery_is_refused(tmp_path):
+def test_what_has_no_state_in_common_or_is_damaged_is_refused_or_falls_back_as_asked(tmp_path):
     _, stores = saved(tmp_path, halves(), "adagrad")  # after one step, and after two
-    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
-    with holder.checkpointer(tmp_path / "new") as checkpointer:
-        with pytest.raises(StoreError, match="no step at which every one of them"):
-            checkpointer.recover(from_store=stores, mode="full")
-
-
-def test_damage_falls_back_or_raises_as_asked(tmp_path):
-    _, stores = saved(tmp_path, halves(), "adagrad")
     (segment,) = sorted((stores[1] / "segments").glob("*-base.safetensors"))[-1:]
-    content = bytearray(segment.read_bytes())
-    content[-1] ^= 1
-    segment.write_bytes(content)
+    flip(segment, segment.stat().st_size - 1)
     holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
     with holder.checkpointer(tmp_path / "new") as checkpointer:
-        with pytest.raises(DamageError):
-            checkpointer.recover(from_store=stores, on_damage="raise")
+        for options, error, told in (
+            ({"from_store": []}, UsageError, "empty list"),
+            ({"from_store": stores, "mode": "full"}, StoreError, "no step at which every one of"),
+            ({"from_store": stores, "on_damage": "raise"}, DamageError, "-base"),
+        ):
+            with pytest.raises(error, match=told):
+                checkpointer.recover(**options)
         assert not holder.parts[0].any()
         report = checkpointer.recover(from_store=stores)
         assert [damaged.path for damaged in report.damaged_segments] == [segment]
-
-
-def test_no_stores_at_all_are_refused(tmp_path):
-    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
-    with holder.checkpointer(tmp_path / "new") as checkpointer:
-        with pytest.raises(UsageError, match="empty list"):
-            checkpointer.recover(from_store=[])
-
-
-def test_a_part_of_another_shape_than_its_weight_is_refused():
-    part = TablePart("t", (0, 2), (0, DIM), ROWS, DIM)
     with pytest.raises(UsageError, match="has shape"):
-        Table("t", torch.zeros(3, DIM), part=part)
+        Table("t", torch.zeros(3, DIM), part=holder.tables[0].part)
 
 
 def test_maps_that_do_not_say_which_process_has_an_id_are_not_cut_otherwise(tmp_path):

@@ -23,23 +23,6 @@ class OnDevice:
         return self.device.index
 
 
-def test_a_tensor_of_the_cpu_is_on_no_device():
-    tensor = torch.zeros(2)
-    assert cuda.device_of(tensor) is None
-    assert cuda.devices_of([tensor, tensor]) == []
-    assert cuda.stager_of(tensor) is None
-    with cuda.kept_for_stream([tensor], []):
-        pass
-    cuda.use_training_streams([])
-    assert cuda.make_stagers([], slot_bytes=4096, num_slots=2) == []
-
-
-def test_a_build_without_cuda_refuses_a_tensor_on_a_device(monkeypatch):
-    monkeypatch.setattr(cuda, "native", SimpleNamespace(has_cuda=False))
-    with pytest.raises(UsageError, match="on cuda:1, but this cpr_ext was built without CUDA"):
-        cuda.device_of(OnDevice(1))
-
-
 class Native:
     """A build with CUDA, and devices with memory for slots of 8 kB."""
 
@@ -51,21 +34,15 @@ class Native:
             self.slot_bytes = min(slot_bytes, 8192)
 
 
-def test_devices_are_listed_once_in_order(monkeypatch):
+def test_devices_are_listed_once_in_order_and_each_has_one_stager_while_it_lives(monkeypatch):
+    monkeypatch.setattr(cuda, "native", SimpleNamespace(has_cuda=False))
+    with pytest.raises(UsageError, match="on cuda:1, but this cpr_ext was built without CUDA"):
+        cuda.device_of(OnDevice(1))
     monkeypatch.setattr(cuda, "native", Native)
-    tensors = [OnDevice(1), torch.zeros(1), OnDevice(0), OnDevice(1)]
-    assert cuda.devices_of(tensors) == [0, 1]
-
-
-def test_smaller_buffers_of_a_device_are_warned_of(monkeypatch):
-    monkeypatch.setattr(cuda, "native", Native)
+    assert cuda.devices_of([OnDevice(1), torch.zeros(1), OnDevice(0), OnDevice(1)]) == [0, 1]
     with pytest.warns(UserWarning, match="device 1 has no memory for 2 .* they have 8192"):
         [stager] = cuda.make_stagers([1], slot_bytes=65536, num_slots=2)
     assert stager.device == 1
-
-
-def test_a_device_has_one_stager_while_it_lives(monkeypatch):
-    monkeypatch.setattr(cuda, "native", Native)
     made = cuda.make_stagers([0], slot_bytes=4096, num_slots=2)
     assert cuda.stager_of(OnDevice(0)) is made[0]
     del made
@@ -146,13 +123,6 @@ def test_a_host_far_ahead_waits_for_the_oldest_and_closing_for_all(stream):
     assert stream.done == stream.submitted
 
 
-def test_of_a_lost_device_nothing_is_kept(stream):
-    step = kept(stream, "a")
-    stream.is_lost = True
-    cuda.use_training_streams([0])
-    assert step["a"]() is None
-
-
 def test_where_no_mark_can_be_made_pytorch_keeps_the_memory(stream, monkeypatch):
     def fails(**options):
         raise CudaError("no event")
@@ -165,7 +135,12 @@ def test_where_no_mark_can_be_made_pytorch_keeps_the_memory(stream, monkeypatch)
     assert recorded == [0, 0]
 
 
-def test_what_a_graph_captures_is_not_marked(stream, monkeypatch):
+def test_of_a_lost_device_and_of_what_a_graph_captures_nothing_is_kept(stream, monkeypatch):
+    step = kept(stream, "a")
+    stream.is_lost = True
+    cuda.use_training_streams([0])
+    assert step["a"]() is None
+    stream.marks = 0
     monkeypatch.setattr(cuda, "is_capturing", lambda: True)
     step = kept(stream, "a")
     cuda.use_training_streams([0])

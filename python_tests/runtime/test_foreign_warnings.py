@@ -31,11 +31,8 @@ def caught(monkeypatch, options):
     return [str(warning.message) for warning in found]
 
 
-def test_only_known_warnings_are_hidden(monkeypatch):
+def test_only_known_warnings_are_hidden_and_who_asks_for_warnings_gets_all(monkeypatch):
     assert caught(monkeypatch, []) == [text for _, text in SHOWN]
-
-
-def test_who_asks_for_warnings_gets_all(monkeypatch):
     assert len(caught(monkeypatch, ["default"])) == len(HIDDEN) + len(SHOWN)
 
 

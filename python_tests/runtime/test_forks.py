@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 from python_tests.helpers import run_python
 
 PARENT = """
@@ -126,23 +124,3 @@ os._exit(0)  # at once, and without closing anything
         os.kill(int(child), 0)  # it was there all the time
     finally:
         os.kill(int(child), 9)
-
-
-@pytest.mark.parametrize("workers", [2])
-def test_forked_workers_of_a_data_loader_do_not_hold_the_lock(tmp_path, workers):
-    store = tmp_path / "store"
-    told = run(
-        """
-ckpt.wait()
-data = torch.utils.data.DataLoader(
-    list(range(100)), num_workers=int(sys.argv[2]), multiprocessing_context="fork"
-)
-batches = iter(data)
-next(batches)
-ckpt.close()  # the workers still run
-print(cpr_ext.Checkpointer(model, optimizer, store).recover().step > 0)
-""",
-        store,
-        workers,
-    )
-    assert told == "True\n"

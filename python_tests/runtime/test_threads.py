@@ -52,11 +52,8 @@ print(checkpointer._saver.in_flight.state)
 @pytest.mark.parametrize("at", ["capture", "commit"])
 def test_a_program_ends_well_that_does_not_close(tmp_path, at):
     for attempt in range(2):
-        assert run_python(PROGRAM, at, tmp_path / f"store{attempt}").strip() in (
-            "capturing",
-            "captured",
-            "committed",
-        )
+        told = run_python(PROGRAM, at, tmp_path / f"store{attempt}").strip()
+        assert told in ("capturing", "captured", "committed")
 
 
 INTERRUPTED = """
@@ -158,36 +155,21 @@ def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, m
 
 
 @pytest.mark.parametrize("overlap", ["always", "never"])
-def test_training_goes_on_when_the_system_has_no_threads_left(tmp_path, monkeypatch, overlap):
-    run = Trained(
-        tmp_path / "store",
-        schedule=cpr_ext.EverySteps(2),
-        overlap=overlap,
-    )
-
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    run.train(8)
-    run.checkpointer.wait()
-    assert run.checkpointer.metrics.failed_snapshots == 0
-    run.checkpointer.close()
-    monkeypatch.undo()
-    again = Trained(tmp_path / "store", overlap=overlap)
-    assert again.checkpointer.recover().step > 0
-    again.checkpointer.close()
-
-
-@pytest.mark.parametrize("overlap", ["always", "never"])
-def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch, overlap):
-    run = Trained(tmp_path / "store", schedule=cpr_ext.EverySteps(2), overlap=overlap)
-    run.train(1)
-    run.checkpointer.wait()
+def test_neither_the_want_of_threads_nor_of_memory_ends_training(tmp_path, monkeypatch, overlap):
+    options = {"schedule": cpr_ext.EverySteps(2), "overlap": overlap}
+    run = Trained(tmp_path / "store", **options)
 
     def refuse(*_, **__):
         raise MemoryError
 
+    def refuse_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    run.train(8)
+    run.checkpointer.wait()
+    monkeypatch.undo()
+    assert run.checkpointer.metrics.failed_snapshots == 0
     monkeypatch.setattr("cpr_ext.saving.snapshot_rows.SegmentCapture", refuse)
 
     def train_until_one_fails():  # a busy machine captures late
@@ -204,7 +186,6 @@ def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch
     run.checkpointer.close()  # later snapshots were committed, the next one perhaps of that step
     again = Trained(tmp_path / "store", overlap=overlap)
     assert again.checkpointer.recover().step >= failed_at
-    again.checkpointer.close()
 
 
 @pytest.mark.parametrize("which", [1, 2])
@@ -294,21 +275,18 @@ del thread
 """)
 
 
-def test_a_capture_is_ended_without_a_lock():
-    """A finalizer does it, on a thread that may hold any lock."""
-    capture = CaptureThread()
-    with ThreadPoolExecutor(1) as other, capture._changed:
-        other.submit(capture.end).result(5)
-    assert end_soon([capture._thread])
-
-
-def test_a_pause_after_an_interrupted_resume_returns():
-    capture = CaptureThread()
-    capture._work = lambda stop: None  # and here came the interrupt
+def test_a_capture_is_ended_without_a_lock_and_paused_after_an_interrupted_resume():
+    """A finalizer ends it, on a thread that may hold any lock."""
     with ThreadPoolExecutor(1) as other:
+        capture = CaptureThread()
+        with capture._changed:
+            other.submit(capture.end).result(5)
+        assert end_soon([capture._thread])
+        capture = CaptureThread()
+        capture._work = lambda stop: None  # and here came the interrupt
         other.submit(capture.pause).result(5)
-    capture.close(5)
-    assert end_soon([capture._thread])
+        capture.close(5)
+        assert end_soon([capture._thread])
 
 
 def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):

@@ -3,8 +3,7 @@
 import pytest
 
 import cpr_ext
-import cpr_ext.tracking.unwatched
-from python_tests.saving.halves import LARGE, Steps
+from python_tests.saving.halves import Steps
 
 
 @pytest.fixture
@@ -21,11 +20,8 @@ def run(tmp_path):
 @pytest.fixture
 def slow_run(tmp_path):
     """A base is captured over several steps; the first of them is done."""
-    run = Steps(
-        tmp_path / "store",
-        tables=LARGE,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    )
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    run = Steps(tmp_path / "store", tables={"a": (20_000, 8)}, staging=staging)
     run.train(1)
     assert run.checkpointer._saver.in_flight.state == "capturing"
     yield run

@@ -3,7 +3,6 @@
 import torch
 
 import cpr_ext
-import cpr_ext.tracking.unwatched
 from python_tests.helpers import Trained, assert_same, make_indices
 
 NEVER = cpr_ext.EverySteps(10**6)
@@ -38,6 +37,3 @@ class Steps(Trained):
         assert fresh.checkpointer.recover(mode="full").step == step
         assert_same(fresh.state(), expected)
         fresh.checkpointer.close()
-
-
-LARGE = {"a": (20_000, 8)}

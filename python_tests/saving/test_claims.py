@@ -45,6 +45,13 @@ def write_past_pytorch(run, table, row):
     run.model[table].weight.data[row, 0] += 1  # shares memory, not the version
 
 
+def point(run, kind="partial"):
+    """A snapshot of now, whose check may not have begun."""
+    saved = run.ckpt.save(kind)
+    saved.wait_until_done()
+    return saved
+
+
 @pytest.fixture
 def run(tmp_path):
     run = Watched(tmp_path / "store", *make(), store=StoreOptions(retention=Retention(9)))
@@ -62,8 +69,7 @@ def slow_checks(monkeypatch):
 
 @pytest.mark.usefixtures("slow_checks")
 def test_a_point_is_complete_on_disk_once_its_check_has_ended(run):
-    saved = run.ckpt.save()
-    saved.wait_until_done()
+    saved = point(run)
     assert are_complete_on_disk(run) == [True, False]
     assert not saved.is_complete
     steps = 0
@@ -78,10 +84,9 @@ def test_a_point_is_complete_on_disk_once_its_check_has_ended(run):
 
 
 @pytest.mark.usefixtures("slow_checks")
-@pytest.mark.parametrize("call", ["wait", "check"])
+@pytest.mark.parametrize("call", ["wait", "check", "close"])
 def test_a_call_that_waits_makes_the_check_at_once(run, call):
-    saved = run.ckpt.save()
-    saved.wait_until_done()
+    saved = point(run)
     assert not saved.is_complete
     getattr(run.ckpt, call)()
     assert saved.is_complete
@@ -91,8 +96,7 @@ def test_a_call_that_waits_makes_the_check_at_once(run, call):
 @pytest.mark.usefixtures("slow_checks")
 def test_a_point_that_comes_during_a_check_is_not_checked(run, caplog):
     caplog.set_level("INFO")
-    first = run.ckpt.save()
-    first.wait_until_done()
+    first = point(run)
     train(run, 4)
     second = run.ckpt.save()
     run.ckpt.wait()
@@ -120,8 +124,7 @@ def test_where_training_waits_for_points_each_is_checked(tmp_path):
 @pytest.mark.parametrize("row", [77, N - 1])
 def test_a_write_before_a_point_denies_it_and_the_next_holds_it(run, row):
     write_past_pytorch(run, "t1", row)
-    false = run.ckpt.save()
-    false.wait_until_done()
+    false = point(run)
 
     def train_and_wait():
         train(run, row)  # which makes it dirty: its hash is compared before
@@ -237,16 +240,19 @@ def test_a_flag_of_another_type_is_damage(run):
         type(record).from_json(content)
 
 
+def with_momentum():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 @pytest.fixture
 def overlapping(tmp_path, monkeypatch):
     """A run whose capture thread does nothing, so that rows wait for their capture."""
-    torch.manual_seed(0)
-    model = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     monkeypatch.setattr(CaptureAmount, "fits", lambda *_, **__: True)
-    run = Watched(tmp_path / "store", model, optimizer, overlap="always")
+    run = Watched(tmp_path / "store", *with_momentum(), overlap="always")
     train(run, 7, 8)
-    optimizer.param_groups[0]["momentum"] = 0  # rows 7 and 8 stay where they are
+    set_momentum(run, 0)  # rows 7 and 8 stay where they are
     train(run, 3)
     run.save("base")
     monkeypatch.setattr(background_capture, "capture_until", lambda *_: None)
@@ -254,47 +260,34 @@ def overlapping(tmp_path, monkeypatch):
     die(run.ckpt)
 
 
-def begin(run, kind):
+def set_momentum(run, value):
+    run.optimizers[0].param_groups[0]["momentum"] = value
+
+
+def begin(run, kind, **options):
     """Begin a snapshot as a schedule does."""
-    snapshot = run.ckpt._saver.begin(kind)
+    snapshot = run.ckpt._saver.begin(kind, **options)
     run.ckpt._saver.resume()
     return snapshot
+
+
+def assert_captured(run, rows):
+    run.ckpt.wait()
+    die(run.ckpt)
+    fresh, optimizer = with_momentum()
+    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
+        ckpt.recover()
+        assert torch.equal(fresh["t0"].weight, rows)
 
 
 def test_rows_that_an_optimizer_begins_to_move_are_captured_before(overlapping):
     run = overlapping
     begin(run, "base")
     rows = run.model["t0"].weight.detach().clone()
-    run.optimizers[0].param_groups[0]["momentum"] = 0.9
+    set_momentum(run, 0.9)
     train(run, 5)
     assert not torch.equal(run.model["t0"].weight[7], rows[7])
-    run.ckpt.wait()
-    die(run.ckpt)
-    fresh = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
-    optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
-    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
-        ckpt.recover()
-        assert torch.equal(fresh["t0"].weight, rows)
-
-
-def test_rows_that_moved_without_a_gradient_before_a_point_are_in_it(overlapping):
-    run = overlapping
-    run.optimizers[0].param_groups[0]["momentum"] = 0.9
-    train(run, 5)
-    train(run, 6)  # which moves row 5
-    rows = run.model["t0"].weight.detach().clone()
-    point = run.ckpt._saver.begin("partial", is_round=True)
-    run.ckpt._saver.resume()
-    run.optimizers[0].param_groups[0]["momentum"] = 0
-    train(run, 3)
-    run.ckpt.wait()
-    assert point.is_complete
-    die(run.ckpt)
-    fresh = nn.ModuleDict({name: nn.Embedding(N, 8) for name in ("t0", "t1")})
-    optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
-    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
-        ckpt.recover()
-        assert torch.equal(fresh["t0"].weight, rows)
+    assert_captured(run, rows)
 
 
 def test_the_check_of_a_snapshot_that_recovery_gives_up_ends(overlapping):
@@ -308,32 +301,22 @@ def test_the_check_of_a_snapshot_that_recovery_gives_up_ends(overlapping):
     assert run.ckpt.metrics.rows_changed_unseen == 0
 
 
-@pytest.mark.parametrize("how", ["in place", "record_changes", "load_state_dict"])
+@pytest.mark.parametrize("how", ["in place", "record_changes", "load_state_dict", "base"])
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
 @pytest.mark.usefixtures("slow_checks")
-def test_a_check_does_not_pass_by_rows_that_count_as_changed_meanwhile(run, how):
+def test_a_check_does_not_pass_by_rows_that_count_as_changed_or_are_saved_meanwhile(run, how):
     write_past_pytorch(run, "t1", N - 2)
-    false = run.ckpt.save()
-    false.wait_until_done()
+    false = point(run)
     if how == "load_state_dict":
         run.optimizers[0].load_state_dict(deepcopy(run.optimizers[0].state_dict()))
+    elif how == "base":  # its rows are not those that the check is of
+        train(run, 4)
     else:
         with torch.no_grad():
             run.model["t1"].weight[5] += 1
     if how == "record_changes":
         run.ckpt.record_changes()
-    true = run.ckpt.save()
-    run.ckpt.wait()
-    assert (false.is_complete, true.is_complete) == (False, True)
-
-
-@pytest.mark.usefixtures("slow_checks")
-def test_a_check_does_not_compare_with_rows_of_a_later_snapshot(run):
-    write_past_pytorch(run, "t1", N - 2)
-    false = run.ckpt.save()
-    false.wait_until_done()
-    train(run, 4)
-    true = run.ckpt.save("base")
+    true = run.ckpt.save("base" if how == "base" else "partial")
     run.ckpt.wait()
     assert (false.is_complete, true.is_complete) == (False, True)
 
@@ -353,16 +336,6 @@ def test_rows_of_a_failed_base_are_not_taken_for_saved(run, monkeypatch):
     true = run.ckpt.save("base")
     run.ckpt.wait()
     assert true.is_complete
-
-
-def test_close_makes_the_check_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "_SLICE_BYTES", 50_000)
-    run = Watched(tmp_path / "store", *make(), save_at_close=True)
-    train(run)
-    run.ckpt.save().wait_until_done()
-    run.ckpt.close()
-    assert [record.snapshot for record in StoreReader(run.directory).manifest.dense] == [2]
-    assert are_complete_on_disk(run) == [True]
 
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")

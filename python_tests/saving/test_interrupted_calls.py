@@ -1,26 +1,52 @@
 """Calls by handlers of signals, and while an exception ends training."""
 
 import contextlib
+import gc
 import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import cpr_ext
-import cpr_ext.tracking.unwatched
-from cpr_ext.errors import (
-    SnapshotError,
-    SnapshotFailedWarning,
-    StorageError,
-    UsageError,
-)
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError, UsageError
+from cpr_ext.saving.saver import Saver
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
 from python_tests.saving.halves import Steps
-from python_tests.saving.interrupts import InterruptedCall
+
+ROOT = f"{Path(cpr_ext.__file__).parent}/"
+
+
+class InterruptedCall:
+    """Raises KeyboardInterrupt before the ``at``-th of the library's lines; counts them."""
+
+    def __init__(self, at=0):
+        self.at = at
+        self.num_lines = 0
+
+    def __call__(self, call, *arguments):
+        gc.disable()  # what ends garbage of others is not interrupted
+        sys.settrace(self._enter)
+        try:
+            return call(*arguments)
+        finally:
+            sys.settrace(None)
+            gc.enable()
+
+    def _enter(self, frame, event, argument):
+        return self._line if frame.f_code.co_filename.startswith(ROOT) else None
+
+    def _line(self, frame, event, argument):
+        if event == "line":
+            self.num_lines += 1
+            if self.num_lines == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._line
 
 
 def test_a_handler_may_save_wherever_the_library_calls_the_users_code(tmp_path):
@@ -30,11 +56,7 @@ def test_a_handler_may_save_wherever_the_library_calls_the_users_code(tmp_path):
         if len(snapshots) < 200:
             snapshots.append(run.checkpointer.save())
 
-    def value():
-        save()
-        return {"epoch": 3}
-
-    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2), state={"mine": value})
+    run = Steps(tmp_path, schedule=cpr_ext.EverySteps(2), state={"mine": save})
     for optimizer in run.optimizers:
         optimizer.register_step_pre_hook(save)
         optimizer.register_step_post_hook(save)
@@ -85,20 +107,23 @@ def test_a_signal_at_any_moment_leaves_a_complete_and_exact_snapshot(tmp_path, o
 
 
 def test_calls_other_than_save_are_refused_within_another_call(tmp_path):
-    refused = []
+    refused = set()
 
     def value():
         for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
             with pytest.raises(UsageError, match=r"from a signal's handler|in the middle of"):
                 call()
-            refused.append(call)
-        return None
+            refused.add(call.__name__)
 
     run = Steps(tmp_path, state={"mine": value})
     run.train(1)
     run.checkpointer.wait()
     run.checkpointer.close()
-    assert {call.__name__ for call in refused} == {"step", "wait", "close"}
+    assert refused == {"step", "wait", "close"}
+
+
+def refuse(*_, **__):
+    raise StorageError(28, "no space left")
 
 
 def test_the_users_exception_comes_through_where_warnings_are_errors(tmp_path):
@@ -124,10 +149,6 @@ def test_the_users_exception_comes_through_where_warnings_are_errors(tmp_path):
         assert again.recover().step == 1
 
 
-def refuse(*_, **__):
-    raise StorageError(28, "no space left")
-
-
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
 def test_close_does_not_raise_again_what_wait_raised(run, monkeypatch):
     with monkeypatch.context() as patch:
@@ -151,25 +172,21 @@ def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkey
 
 
 def test_wait_keeps_its_time(tmp_path, monkeypatch):
-    run = Steps(
-        tmp_path,
-        tables={"a": (200_000, 8)},
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    )
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    run = Steps(tmp_path, tables={"a": (200_000, 8)}, staging=staging)
     run.train(1)
-    advance = cpr_ext.saving.saver.Saver.advance
+    advance = Saver.advance
 
     def slowly(self, **options):
         time.sleep(0.2)  # times a hundred slots
         advance(self, **options)
 
-    monkeypatch.setattr(cpr_ext.saving.saver.Saver, "advance", slowly)
+    monkeypatch.setattr(Saver, "advance", slowly)
     started = time.monotonic()
     assert run.checkpointer.wait(0.05) is False
     assert time.monotonic() - started < 10
     monkeypatch.undo()
     assert run.checkpointer.wait(60) is True
-    run.checkpointer.close()
 
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
@@ -183,7 +200,6 @@ def test_the_first_base_lost_to_a_write_in_the_window_is_taken_again_at_once(tmp
     run.train(2)
     run.checkpointer.wait()
     assert run.newest().last_step <= 3
-    run.checkpointer.close()
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -195,8 +211,8 @@ def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
     def interrupted(committer, change):
         if change.__name__ == "commit":  # of a snapshot, not of what was proven of one
             calls.append(change)
-        if change.__name__ == "commit" and len(calls) == number:
-            raise KeyboardInterrupt
+            if len(calls) == number:
+                raise KeyboardInterrupt
         submit(committer, change)
 
     monkeypatch.setattr(CommitThread, "submit", interrupted)
@@ -216,9 +232,7 @@ def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_ctrl_c_while_a_call_begins_or_ends_leaves_no_call_in_progress(tmp_path, at):
-    run = Steps(tmp_path)
-    run.train(1)
+def test_ctrl_c_while_a_call_begins_or_ends_leaves_no_call_in_progress(run, at):
     guard = run.checkpointer._guard
 
     def call():
@@ -228,7 +242,6 @@ def test_ctrl_c_while_a_call_begins_or_ends_leaves_no_call_in_progress(tmp_path,
     with contextlib.suppress(KeyboardInterrupt):
         InterruptedCall(at)(call)
     assert not guard.is_busy
-    run.checkpointer.close()
 
 
 @pytest.mark.parametrize("overlap", ["never", "always"])

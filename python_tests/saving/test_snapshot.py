@@ -3,7 +3,6 @@
 import tempfile
 from collections import defaultdict
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,22 +82,10 @@ class Reference:
         return newest
 
 
-@st.composite
-def priorities(draw):
-    fraction = draw(st.sampled_from([0.05, 0.125, 0.5, 1.0]))
-    kind = draw(
-        st.sampled_from(
-            [
-                cpr_ext.MostFrequentlyUsed,
-                cpr_ext.SubSampledUsed,
-                cpr_ext.LargestChange,
-                cpr_ext.AllRows,
-            ]
-        )
-    )
-    return kind(fraction)
-
-
+PRIORITIES = [getattr(cpr_ext, name) for name in (
+    "MostFrequentlyUsed", "SubSampledUsed", "LargestChange", "AllRows"
+)]  # fmt: skip
+FRACTIONS = [0.05, 0.125, 0.5, 1.0]
 table_sizes = st.dictionaries(
     st.sampled_from(["a", "user id", "ü"]),
     st.tuples(st.integers(1, 40) | st.integers(1000, 3000), st.sampled_from([1, 3, 4, 8])),
@@ -120,24 +107,20 @@ def num_different_rows(left, right):
     return count
 
 
-def staging_options():
-    return st.builds(
-        cpr_ext.StagingOptions,
-        slot_bytes=st.sampled_from([112 << 10, 192 << 10]),
-        direct_io=st.booleans(),
-    )
-
-
 @given(
     tables=table_sizes,
     optimizer=st.sampled_from(sorted(TABLE_OPTIMIZERS)),
     dtype=st.sampled_from(DTYPES),
-    priority=priorities(),
+    priority=st.tuples(*map(st.sampled_from, (PRIORITIES, FRACTIONS))).map(lambda p: p[0](p[1])),
     num_shards=st.integers(1, 4),
     schedule=st.builds(
         cpr_ext.EverySteps, st.integers(1, 4), when_busy=st.sampled_from(["delay", "wait"])
     ),
-    staging=staging_options(),
+    staging=st.builds(
+        cpr_ext.StagingOptions,
+        slot_bytes=st.sampled_from([112 << 10, 192 << 10]),
+        direct_io=st.booleans(),
+    ),
     num_steps=st.integers(1, 14),
     saves=st.dictionaries(st.integers(1, 14), st.sampled_from(["base", "partial"]), max_size=2),
     store=st.sampled_from([None, 0.3, 4.0]).map(cpr_ext.StoreOptions),
@@ -207,14 +190,9 @@ def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_reco
 def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_path):
     """The property above is about mixtures; this shows that they do occur."""
     model, optimizers = build({"a": (6000, 8), "b": (2000, 8)}, "adam")
-    checkpointer = cpr_ext.Checkpointer(
-        model,
-        optimizers,
-        tmp_path,
-        num_shards=3,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10, num_slots=2),
-        schedule=cpr_ext.EverySteps(1000),
-    )
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, num_slots=2)
+    checkpointer = cpr_ext.Checkpointer(model, optimizers, tmp_path, staging=staging)
+    checkpointer.schedule = cpr_ext.EverySteps(1000)
     generator = torch.Generator().manual_seed(0)
     reference = Reference(checkpointer)
     while checkpointer.metrics.base_snapshots == 0:
@@ -231,24 +209,3 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
     record = checkpointer.store.manifest.dense[-1]
     assert (record.first_step, record.last_step) == (max(steps), max(steps))
     assert not record.is_complete
-    checkpointer.close()
-
-
-@pytest.mark.parametrize("optimizer", ["sgd_momentum", "adam"])
-def test_state_that_the_optimizer_makes_after_the_first_base_forces_a_new_base(tmp_path, optimizer):
-    model, optimizers = build({"a": (50, 3)}, optimizer)
-    checkpointer = cpr_ext.Checkpointer(model, optimizers, tmp_path, schedule=cpr_ext.EverySteps(1))
-    first = checkpointer.save("base")
-    checkpointer.wait()
-    generator = torch.Generator().manual_seed(0)
-    train_step(model, optimizers, make_indices(model, generator, 5), generator)
-    second = checkpointer.step()
-    checkpointer.wait()
-    assert (first.kind, second.kind) == ("base", "base")
-    rows = copy_rows(checkpointer.tables)
-    die(checkpointer)
-    fresh, fresh_optimizers = build({"a": (50, 3)}, optimizer, seed=5)
-    again = cpr_ext.Checkpointer(fresh, fresh_optimizers, tmp_path)
-    again.recover()
-    assert_same(copy_rows(again.tables), rows)
-    again.close()

@@ -8,6 +8,7 @@ import cpr_ext
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.dense_state import capture_dense
 from cpr_ext.state.grown_buffers import buffer_forms
+from python_tests.helpers import assert_same
 from python_tests.tracking.watched import NEVER
 
 
@@ -21,12 +22,7 @@ def open_run(directory, module):
     torch.manual_seed(0)
     model = nn.ModuleDict({"e": nn.Embedding(20, 4), "l": nn.Linear(4, 1), "b": module})
     optimizer = torch.optim.SGD([*model["e"].parameters(), *model["l"].parameters()], lr=0.1)
-    ckpt = cpr_ext.Checkpointer(
-        model,
-        optimizer,
-        directory,
-        **{**NEVER, "priority": cpr_ext.AllRows()},
-    )
+    ckpt = cpr_ext.Checkpointer(model, optimizer, directory, priority=cpr_ext.AllRows(), **NEVER)
     return model, optimizer, ckpt
 
 
@@ -55,43 +51,39 @@ def vanish(module, step):
     module.kept = None
 
 
-CASES = {
-    "grows": (lambda: Holder(torch.zeros(0)), append),
-    "is None at first": (lambda: Holder(None), set_later),
-    "becomes None": (lambda: Holder(torch.ones(2)), vanish),
-}
+def observe(module, step):
+    module(torch.arange(12.0).reshape(3, 4) + step)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_it_returns_in_its_saved_form(case, tmp_path):
-    make, change = CASES[case]
+def fake_quant():
+    return pytest.importorskip("torch.ao.quantization").default_per_channel_weight_fake_quant()
+
+
+def nothing(module, step):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: Holder(torch.zeros(0)), append),
+        (lambda: Holder(None), set_later),
+        (lambda: Holder(torch.ones(2)), vanish),
+        (fake_quant, observe),
+    ],
+)
+def test_it_returns_in_its_saved_form(make, change, tmp_path):
     first = train(tmp_path / "s", make(), change)
-    again = make()
-    second = train(tmp_path / "s", again, lambda module, step: None, steps=0)
-    assert {k: v.tolist() for k, v in second.items()} == {k: v.tolist() for k, v in first.items()}
+    assert_same(train(tmp_path / "s", make(), nothing, steps=0), first)
     third = train(tmp_path / "s", make(), change, steps=1)  # and grows further from there
     _, _, ckpt = open_run(tmp_path / "s", last := make())
     with ckpt:
         ckpt.recover(mode="full")
-    assert {k: v.tolist() for k, v in last.state_dict().items()} == {
-        k: v.tolist() for k, v in third.items()
-    }
-
-
-def test_an_observer_of_quantization_returns(tmp_path):
-    fake_quant = pytest.importorskip("torch.ao.quantization").default_per_channel_weight_fake_quant
-
-    def observe(module, step):
-        module(torch.arange(12.0).reshape(3, 4) + step)
-
-    first = train(tmp_path / "s", fake_quant(), observe)
-    second = train(tmp_path / "s", fake_quant(), lambda module, step: None, steps=0)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same(dict(last.state_dict()), third)
 
 
 def test_a_buffer_of_another_shape_that_never_grew_is_another_model(tmp_path):
-    train(tmp_path / "s", Holder(torch.zeros(4)), lambda module, step: None)
+    train(tmp_path / "s", Holder(torch.zeros(4)), nothing)
     _, _, ckpt = open_run(tmp_path / "s", Holder(torch.zeros(5)))
     with ckpt, pytest.raises(StoreError, match=r"'b.kept' has .* shape \(4,\) in the store"):
         ckpt.recover()

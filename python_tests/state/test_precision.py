@@ -31,16 +31,17 @@ def rows_of_any_bits(elements: int) -> st.SearchStrategy[np.ndarray]:
     )
 
 
-def test_a_precision_that_there_is_not_is_refused_with_those_there_are():
-    with pytest.raises(UsageError, match=r"Precision.base is 'int4'; allowed: float32, float16, i"):
-        Precision(base="int4")
-    with pytest.raises(UsageError, match=r"Precision.partial is None"):
-        Precision(partial=None)  # type: ignore[arg-type]
-
-
-def test_optimizer_state_is_not_kept_in_few_levels():
-    with pytest.raises(UsageError, match=r"optimizers divide.*allowed: float32, float16$"):
-        Precision(state="int8")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"base": "int4"}, r"Precision.base is 'int4'; allowed: float32, float16, i"),
+        ({"partial": None}, r"Precision.partial is None"),
+        ({"state": "int8"}, r"optimizers divide.*allowed: float32, float16$"),
+    ],
+)
+def test_a_precision_that_there_is_not_is_refused_with_those_there_are(options, told):
+    with pytest.raises(UsageError, match=told):
+        Precision(**options)
 
 
 def test_rows_that_would_not_get_smaller_stay_float32():

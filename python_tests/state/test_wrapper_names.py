@@ -20,29 +20,16 @@ class Gate(nn.Module):
         self.module = module
 
 
-def plain(*names, wrapped=None):
-    return list(plain_names(names, wrapped).values())
-
-
-def test_names_that_would_become_the_same_stay():
-    assert plain("_orig_mod.w", "w", "_orig_mod.v") == ["_orig_mod.w", "w", "v"]
-
-
-def test_what_was_taken_away_is_told():
+def test_names_match_across_wrappers_where_there_is_one_match_only():
+    names = ["_orig_mod.w", "w", "_orig_mod.v"]  # those that would become the same stay
+    assert list(plain_names(names, None).values()) == ["_orig_mod.w", "w", "v"]
     assert added(plain_names(["module.a", "module._orig_mod.b"])) == ["module.", "_orig_mod."]
     assert added(plain_names(["a.module.b", "c"])) == []
-
-
-def test_names_match_across_wrappers_where_there_is_one_match_only():
-    assert match_names(["module.a", "b"], ["a", "_orig_mod.b"]) == {
-        "module.a": "a",
-        "b": "_orig_mod.b",
-    }
-    assert match_names(["a", "module.a"], ["a", "_orig_mod.a"]) == {
-        "a": "a", "module.a": "_orig_mod.a",
-    }  # fmt: skip
-    assert match_names(["module.a", "_orig_mod.a"], ["a"]) == {}
-    assert match_names(["x"], ["y"]) == {}
+    found = match_names(["module.a", "b"], ["a", "_orig_mod.b"])
+    assert found == {"module.a": "a", "b": "_orig_mod.b"}
+    found = match_names(["a", "module.a"], ["a", "_orig_mod.a"])
+    assert found == {"a": "a", "module.a": "_orig_mod.a"}
+    assert match_names(["module.a", "_orig_mod.a"], ["a"]) == match_names(["x"], ["y"]) == {}
 
 
 def make(seed):

@@ -1,44 +1,24 @@
-"""The thread that changes manifests: its order, and the work between changes."""
+"""The thread that changes manifests does other work between its changes."""
 
 import threading
-
-import pytest
 
 from cpr_ext.storage.commit_thread import CommitThread
 
 
-@pytest.fixture
-def committer():
-    committer = CommitThread()
-    yield committer
-    committer.close()
+def test_work_that_fails_ends_no_thread():
+    done, ended = [], threading.Event()
 
-
-class Pieces:
-    """Work of some pieces; each notes its number."""
-
-    def __init__(self, count, fails=False):
-        self.done = []
-        self.ended = threading.Event()
-        self._count, self._fails = count, fails
-
-    def advance(self):
-        self.done.append(len(self.done))
-        if len(self.done) < self._count:
-            return 0.0
-        self.ended.set()
-        if self._fails:
+    class Work:
+        def advance(self):
+            done.append(len(done))
+            if len(done) < 2:
+                return 0.0
+            ended.set()
             raise ZeroDivisionError
-        return None
 
-
-def begin(committer, work):
+    committer, work = CommitThread(), Work()
     committer.call(lambda: committer.do_when_idle(work)).result()
-
-
-def test_work_that_fails_ends_no_thread(committer):
-    work = Pieces(2, fails=True)
-    begin(committer, work)
-    assert work.ended.wait(60)
+    assert ended.wait(60)
     assert committer.call(lambda: 7).result() == 7
-    assert work.done == [0, 1]
+    assert done == [0, 1]
+    committer.close()

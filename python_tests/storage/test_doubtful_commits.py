@@ -4,27 +4,18 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import StorageError
-from cpr_ext.storage import checksummed_json, filesystem
+from cpr_ext.storage import checksummed_json
 from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.wings.tools.maintenance import verify
 from python_tests.helpers import Trained
 
-OPTIONS = {
-    "num_shards": 2,
-    "priority": cpr_ext.AllRows(),
-    "schedule": cpr_ext.EverySteps(1000),
-}
-
-
-def save(run):
-    run.train(1)
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
+OPTIONS = {"num_shards": 2, "priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(1000)}
 
 
 def test_going_back_takes_a_commit_in_doubt_back_too(tmp_path, monkeypatch):
     run = Trained(tmp_path, **OPTIONS)
-    save(run)
+    run.train(1)
+    run.save("base")
     kept = run.store.manifest.dense
     run.train(1)
     sync = checksummed_json.sync_directory
@@ -48,19 +39,3 @@ def test_going_back_takes_a_commit_in_doubt_back_too(tmp_path, monkeypatch):
     named = {record.file for record in read_manifest(tmp_path).records()}
     assert {path.name for path in (tmp_path / "segments").iterdir()} == named
     run.die()
-
-
-def test_what_is_read_at_opening_is_made_durable_first(tmp_path, monkeypatch):
-    """Its writer may have been killed between the rename and the sync of the directory."""
-    run = Trained(tmp_path, **OPTIONS)
-    save(run)
-    run.die()
-    synced = []
-    sync = filesystem.sync_directory
-    monkeypatch.setattr(
-        "cpr_ext.storage.store.sync_directory", lambda path: (synced.append(path.name), sync(path))
-    )
-    again = Trained(tmp_path, **OPTIONS)
-    assert synced == ["segments", tmp_path.name]
-    again.checkpointer.recover()
-    again.checkpointer.close()

@@ -110,9 +110,8 @@ def race(directory, first_calls, second_calls):
     assert winner is not None, f"{at} both lost: {first.error}; {second.error}"
     loser = second if winner is first else first
     assert type(loser.error) is StoreError, at
-    assert re.search(
-        r"is being written by (this same process \d|another process)", str(loser.error)
-    ), at
+    told = r"is being written by (this same process \d|another process)"
+    assert re.search(told, str(loser.error)), at
     winner.store.add(record(1, "dense"), record(1))  # acknowledged
     winner.store.close()
     again = Store(directory, tables=winner.tables())
@@ -143,14 +142,8 @@ def test_one_of_two_writers_wins_at_every_two_interruptions(tmp_path):
 # --- what a lock is ---
 
 
-def test_a_lock_that_this_process_has_is_told_apart_from_that_of_another(tmp_path):
-    lock = DirectoryLock(tmp_path)
-    told = rf"'{re.escape(str(tmp_path))}' is being written by this same process {os.getpid()}, by "
-    with pytest.raises(StoreError, match=told + r"another Checkpointer; close\(\) that one first"):
-        DirectoryLock(tmp_path)
-    lock.close()
-    lock.close()
-    DirectoryLock(tmp_path).close()
+def new(directory):
+    return Store(directory, tables=[Table("a", torch.zeros(3, 2))])
 
 
 def test_a_lock_whose_holder_cannot_be_seen_names_no_living_process(tmp_path):
@@ -173,36 +166,34 @@ def test_a_lock_that_is_a_link_changes_no_other_file(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("years of work")
     store = tmp_path / "store"
-    Store(store, tables=[Table("a", torch.zeros(3, 2))]).close()
+    new(store).close()
     lock = store / "LOCK"
     lock.unlink()
     lock.symlink_to(outside)
     with pytest.raises(DamageError, match="LOCK"):
-        Store(store, tables=[Table("a", torch.zeros(3, 2))])
+        new(store)
     lock.unlink()
     lock.hardlink_to(outside)
-    Store(store, tables=[Table("a", torch.zeros(3, 2))]).close()
+    new(store).close()
     assert outside.read_text() == "years of work"
     assert not lock.samefile(outside)
 
 
 def test_a_hard_linked_copy_and_its_original_are_opened_side_by_side(tmp_path):
     store, copy = tmp_path / "store", tmp_path / "copy"
-    tables = [Table("a", torch.zeros(3, 2))]
-    Store(store, tables=tables).close()
+    new(store).close()
     shutil.copytree(store, copy, copy_function=os.link)
-    first = Store(store, tables=tables)
-    second = Store(copy, tables=tables)
+    first, second = new(store), new(copy)
     first.add(record(1, "dense"), record(1))
     assert second.is_empty
     second.close()
     first.close()
-    assert Store(copy, tables=tables).is_empty
+    assert new(copy).is_empty
 
 
 def test_nothing_is_committed_to_a_directory_that_became_a_link(tmp_path):
     """It would be acknowledged, and refused at the next start."""
-    store = Store(tmp_path / "store", tables=[Table("a", torch.zeros(3, 2))])
+    store = new(tmp_path / "store")
     segments = tmp_path / "store" / "segments"
     segments.rename(tmp_path / "elsewhere")
     segments.symlink_to(tmp_path / "elsewhere")
@@ -218,7 +209,7 @@ def test_nothing_is_committed_to_a_directory_that_became_a_link(tmp_path):
 
 
 def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
-    store = Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))])
+    store = new(tmp_path)
     close = os.close
 
     def close_and_fail(descriptor):  # as Linux does it: the descriptor is free
@@ -231,7 +222,7 @@ def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
     assert refusal.value.errno == errno.EIO
     monkeypatch.undo()
     store.close()
-    Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))]).close()
+    new(tmp_path).close()
 
 
 def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path):

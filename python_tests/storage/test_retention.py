@@ -35,35 +35,44 @@ def state_at(segments, snapshot):
     return records[newest_base:]
 
 
-@given(histories(), st.integers(0, 4), st.one_of(st.none(), st.integers(1, 6000)))
-@settings(max_examples=300, deadline=None)
+@given(
+    histories(), st.integers(0, 4), st.one_of(st.none(), st.integers(1, 6000)), st.integers(0, 14)
+)
+@settings(max_examples=500, deadline=None)
 def test_what_is_kept_suffices_for_the_newest_snapshot_and_each_kept_point(
-    history, points, max_bytes
+    history, points, max_bytes, step
 ):
     dense, rows = history
-    kept = plan_retention(dense, rows, Retention(points, max_bytes))
+    retention = Retention(points, max_bytes)
+    kept = plan_retention(dense, rows, retention)
     assert kept.dense[-1] == dense[-1]
     complete = [r for r in dense if r.is_complete]
-    for point in kept.dense:
-        assert state_at(kept.rows, point.snapshot) == state_at(rows, point.snapshot)
     kept_complete = [r for r in kept.dense if r.is_complete]
     assert kept_complete == complete[len(complete) - len(kept_complete) :]
     if max_bytes is None:
         expected = complete[-points:] if points else [r for r in complete if r is dense[-1]]
         assert kept_complete == expected
-    elif kept.file_bytes > max_bytes:
-        assert kept == plan_retention(dense, rows, Retention(0))
+    else:
+        if kept.file_bytes > max_bytes:
+            assert kept == plan_retention(dense, rows, Retention(0))
+        for more in range(points + 1):  # as many as fit
+            plan = plan_retention(dense, rows, Retention(more))
+            assert len(kept.dense) >= len(plan.dense) or plan.file_bytes > max_bytes
+    # Points from a step on stay whatever retention says, and nothing else that it would drop.
+    wanted = [r for r in dense if r.is_complete and r.last_step >= step]
+    since = plan_retention(dense, rows, retention, step)
+    assert {*since.dense} == {*kept.dense, *wanted}
+    for plan in (kept, since):
+        for point in plan.dense:
+            assert state_at(plan.rows, point.snapshot) == state_at(rows, point.snapshot)
 
 
-@pytest.mark.parametrize("options", [{"full_recovery_points": -1}, {"max_bytes": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UsageError, match=next(iter(options))):
-        Retention(**options)
-
-
-def test_thousands_of_points_warn_of_the_manifest_that_each_snapshot_writes():
+def test_options_out_of_range_are_refused_and_thousands_of_points_warned_of():
+    for options in ({"full_recovery_points": -1}, {"max_bytes": 0}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            Retention(**options)
     with pytest.warns(UserWarning, match="full_recovery_points=1000: .* 250 bytes"):
-        Retention(1000)
+        Retention(1000)  # the manifest names each
 
 
 def test_a_base_over_several_steps_does_not_take_the_last_full_recovery_point_away(
@@ -96,31 +105,3 @@ def test_what_retention_asks_for_costs_no_time(max_bytes):
     kept = plan_retention(dense, Counted(rows), Retention(500, max_bytes))
     assert len(kept.dense) == (1 if max_bytes == 1 else 200)
     assert sum(looked_at) < 200 * 20
-
-
-@given(histories(), st.integers(0, 4), st.integers(1, 6000))
-@settings(max_examples=300, deadline=None)
-def test_as_many_points_are_kept_as_fit(history, points, max_bytes):
-    dense, rows = history
-    kept = plan_retention(dense, rows, Retention(points, max_bytes))
-    for more in range(points + 1):
-        plan = plan_retention(dense, rows, Retention(more))
-        if plan.file_bytes <= max_bytes:
-            assert len(kept.dense) >= len(plan.dense)
-
-
-@given(
-    histories(), st.integers(0, 4), st.one_of(st.none(), st.integers(1, 6000)), st.integers(0, 14)
-)
-@settings(max_examples=300, deadline=None)
-def test_points_from_a_step_on_stay_whatever_retention_says(history, points, max_bytes, step):
-    dense, rows = history
-    retention = Retention(points, max_bytes)
-    kept = plan_retention(dense, rows, retention, step)
-    wanted = [r for r in dense if r.is_complete and r.last_step >= step]
-    assert [r for r in kept.dense if r.is_complete and r.last_step >= step] == wanted
-    for point in kept.dense:
-        assert state_at(kept.rows, point.snapshot) == state_at(rows, point.snapshot)
-    # Nothing else does that retention alone would drop, and nothing goes that it keeps.
-    alone = plan_retention(dense, rows, retention)
-    assert {*kept.dense} == {*alone.dense, *wanted}

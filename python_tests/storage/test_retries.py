@@ -1,20 +1,15 @@
-"""What cannot be read is no damage: nothing is removed, and no older state is used unasked."""
+"""What cannot be read is no damage; every call that reads: python_tests/faults/read_side.py."""
 
 import errno
-import gc
 import os
-import resource
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
 import cpr_ext
-from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StorageError
+from cpr_ext.errors import StorageError
 from cpr_ext.storage import retries
-from cpr_ext.wings.tools import maintenance
-from python_tests.helpers import Trained, assert_same, flip
+from python_tests.helpers import Trained, assert_same
 
 OPTIONS = {
     "num_shards": 2,
@@ -38,8 +33,7 @@ def store(tmp_path):
     run.checkpointer.wait()
     for _ in range(2):
         run.train(2)
-        run.checkpointer.save()
-        run.checkpointer.wait()
+        run.save()
     run.die()
     return tmp_path / "store"
 
@@ -61,50 +55,18 @@ def newest(store, kind):
 
 
 @contextmanager
-def refused(monkeypatch, path, code, times=10**9):
-    """Opening ``path`` fails so many times; the numbers of the tries are in the list."""
-    open_it, tries = os.open, []
+def refused(monkeypatch, path):
+    """Opening ``path`` fails."""
+    open_it = os.open
 
     def refuse(name, *arguments, **options):
-        if os.fspath(name) == str(path) and len(tries) < times:
-            tries.append(len(tries))
-            raise OSError(code, os.strerror(code), str(path))
+        if os.fspath(name) == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return open_it(name, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        yield tries
-
-
-@contextmanager
-def no_descriptors_in_native_code(monkeypatch, name):
-    """While native code of this name runs, the process can open no file."""
-    real = getattr(native, name)
-
-    def starved(*arguments, **options):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.open("/", os.O_RDONLY)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        try:
-            return real(*arguments, **options)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(native, name, starved)
         yield
-
-
-@pytest.mark.parametrize("kind", ["base", "partial"])
-def test_rows_that_cannot_be_opened_raise_and_are_kept(store, monkeypatch, kind):
-    run, path = open_run(store), newest(store, kind)
-    before = contents(store)
-    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
-        run.checkpointer.recover()
-    assert contents(store) == before
-    assert run.checkpointer.recover().damaged_segments == []
-    run.checkpointer._release()
 
 
 def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_durable(
@@ -112,7 +74,7 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
 ):
     run, path = open_run(store), newest(store, "dense")
     before = contents(store)
-    with refused(monkeypatch, path, errno.EIO):
+    with refused(monkeypatch, path):
         report = run.checkpointer.recover(on_read_error="fall_back")
     assert report.step == 3
     assert [d.is_unreadable for d in report.damaged_segments] == [True]
@@ -121,11 +83,10 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
     run.die()  # before anything newer was saved: all is still there
     again = open_run(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(3)))
     assert again.checkpointer.recover().step == 5
-    with refused(monkeypatch, path, errno.EIO):
+    with refused(monkeypatch, path):
         assert again.checkpointer.recover(on_read_error="fall_back").step == 3
     again.train(3)
-    again.checkpointer.save("partial")
-    again.checkpointer.wait()
+    again.save()
     assert not path.exists()
     expected = again.rows()
     again.die()
@@ -138,130 +99,11 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
 
 def test_a_full_disk_does_not_remove_what_could_not_be_read(store, monkeypatch):
     run, path = open_run(store), newest(store, "dense")
-    with refused(monkeypatch, path, errno.EIO):
+    with refused(monkeypatch, path):
         run.checkpointer.recover(on_read_error="fall_back")
+        with pytest.raises(StorageError):  # again, as only that recovery was to fall back
+            run.checkpointer.recover()
     run.store.release_history()
     assert path.exists()
     assert run.checkpointer.recover().step == 5
     run.checkpointer._release()
-
-
-def test_rows_fall_back_when_the_user_says_so_and_the_report_tells(store, monkeypatch):
-    run, path = open_run(store), newest(store, "partial")
-    with refused(monkeypatch, path, errno.EIO):
-        report = run.checkpointer.recover(on_read_error="fall_back")
-    assert (report.step, report.unreadable_paths) == (5, {path})
-    assert path.exists()
-    run.checkpointer._release()
-
-
-def test_nothing_readable_is_no_damage(store, monkeypatch):
-    run = open_run(store)
-    before = contents(store)
-    with (
-        no_descriptors_in_native_code(monkeypatch, "restore_segment"),
-        pytest.raises(StorageError, match="can be read"),
-    ):
-        run.checkpointer.recover(on_read_error="fall_back")
-    assert contents(store) == before
-    run.checkpointer._release()
-
-
-def test_damage_is_still_damage_where_unreadable_files_are_passed_over(store):
-    run = open_run(store)
-    flip(newest(store, "dense"), 5000)
-    with pytest.raises(DamageError):
-        run.checkpointer.recover(on_damage="raise", on_read_error="fall_back")
-    run.checkpointer._release()
-
-
-def test_a_store_whose_manifest_cannot_be_read_is_not_opened(store, monkeypatch):
-    path = store / "MANIFEST.json"
-    before = contents(store)
-    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
-        open_run(store)
-    assert contents(store) == before
-
-
-def test_a_store_whose_own_directory_cannot_be_looked_at_is_not_opened(store, monkeypatch):
-    """Not even for the message that says so."""
-    stat = os.stat
-
-    def look(path, *arguments, **named):
-        if str(path) == str(store):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return stat(path, *arguments, **named)
-
-    monkeypatch.setattr(os, "stat", look)
-    with pytest.raises(StorageError, match=r"cannot open the store.*Input/output error"):
-        open_run(store)
-
-
-@pytest.mark.parametrize("kind", ["dense", "partial", "base"])
-@pytest.mark.parametrize("tool", ["verify", "export", "read_rows", "inspect", "move"])
-def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
-    tools = {
-        "verify": lambda: maintenance.verify(store),
-        "export": lambda: maintenance.export(store, tmp_path / "out"),
-        "read_rows": lambda: maintenance.read_rows(store, "tables.big", range(200)),
-        "inspect": lambda: maintenance.inspect(store),
-        "move": lambda: open_run(tmp_path / "new").checkpointer.recover(from_store=store),
-    }
-    needs_dense = tool in ("verify", "export", "move")
-    before = contents(store)
-    with refused(monkeypatch, newest(store, kind), errno.EIO) as tries:
-        with suppress(StorageError):
-            tools[tool]()
-            assert not tries, "it succeeded without what it could not read"
-    assert contents(store) == before
-    assert kind != "dense" or bool(tries) == needs_dense
-
-
-def open_files(store):
-    """Return what this process has open of a store; what other threads open is none of it."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(str(link.readlink()))
-    return sorted(path for path in found if path.startswith(str(store)))
-
-
-def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(store, monkeypatch):
-    gc.collect()  # what this test's own trainer left open is closed now, not in between
-    look, opened = os.fstat, open_files(store)
-    for number in range(100):
-        looks = iter(range(10**9))
-
-        def refuse(descriptor, number=number, looks=looks):
-            if next(looks) == number:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            return look(descriptor)
-
-        with monkeypatch.context() as patch, suppress(StorageError):
-            patch.setattr(os, "fstat", refuse)
-            maintenance.repair(store, apply=True)
-        assert open_files(store) == opened, f"left open by look {number}"
-        if next(looks) <= number:
-            break
-    assert 10 < number < 99, "not every look was refused once"
-    assert maintenance.verify(store).is_sound
-
-
-@pytest.mark.parametrize("times", [1, 10**9])
-def test_a_store_is_not_called_none_because_the_system_does_not_tell(store, monkeypatch, times):
-    look, tries = os.lstat, []
-
-    def refuse(path, *arguments, **options):
-        if os.fspath(path) == str(store / "MANIFEST.json") and len(tries) < times:
-            tries.append(path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return look(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", refuse)
-        if times == 1:
-            open_run(store).die()
-        else:
-            with pytest.raises(StorageError, match=r"cannot read .*MANIFEST\.json"):
-                open_run(store)
-    assert tries

@@ -15,11 +15,7 @@ from safetensors import torch as safetensors_torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError, UsageError
-from cpr_ext.saving.segment_capture import (
-    SegmentCapture,
-    WriteOptions,
-    table_source,
-)
+from cpr_ext.saving.segment_capture import SegmentCapture, WriteOptions, table_source
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.segment_format import ALIGNMENT, SMALL_BLOCK, described, native_table
 from cpr_ext.storage.segment_header import read_segment
@@ -37,28 +33,26 @@ def random_tensor(shape, dtype, seed=0):
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
-def write(directory, sources, *, slot_bytes=64 << 10, direct_io=True, step=7, kind="base"):
-    """Write a segment as a snapshot does; returns its path and its record."""
-    pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=slot_bytes)
-    capture = SegmentCapture(
-        pipeline,
-        Path(directory),
-        snapshot=1,
-        snapshot_id="f" * 32,
-        kind=kind,
-        sources=sources,
-        metadata={},
+def capture_of(directory, sources, slot_bytes, *, direct_io=True, kind="base"):
+    return SegmentCapture(
+        native.SnapshotPipeline(num_slots=2, slot_bytes=slot_bytes), Path(directory), snapshot=1,
+        snapshot_id="f" * 32, kind=kind, sources=sources, metadata={},
         options=WriteOptions(direct_io, refuse_nan=False),
-    )
+    )  # fmt: skip
+
+
+def write(directory, sources, *, slot_bytes=64 << 10, step=7, **options):
+    """Write a segment as a snapshot does; returns its path and its record."""
+    capture = capture_of(directory, sources, slot_bytes, **options)
     while capture.is_capturing:
         capture.capture(step, max_bytes=0, wait_for_slot=True)
     record = capture.finish(num_samples=70)
     return Path(directory) / record.file, record
 
 
-def source(name, arrays, *, begin=None, row_ids=None):
+def source(name, arrays, *, begin=None, row_ids=None, precisions=None):
     """Rows [begin, ...) of a table, or its rows ``row_ids``."""
-    table = table_source(name, arrays)
+    table = table_source(name, arrays, *([precisions.__getitem__] if precisions else []))
     if row_ids is not None:
         return table.rows(row_ids)
     return table.range(begin, len(arrays["weight"]) - begin)
@@ -142,11 +136,10 @@ def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
             {name: torch.full_like(tensor, 1) for name, tensor in arrays.items()}
             for _, arrays, _ in tables
         ]
+        tables_of = enumerate(targets)
         result = native.restore_segment(
             path=str(path),
-            tables=[
-                native_table(segment.layout, index, arrays) for index, arrays in enumerate(targets)
-            ],
+            tables=[native_table(segment.layout, index, arrays) for index, arrays in tables_of],
             wanted=[(0, len(arrays["weight"])) for arrays in targets],
             chunks=segment.chunks,
             slots=native.SlotPool(num_slots=2, slot_bytes=slot_bytes),
@@ -162,17 +155,7 @@ def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
 
 def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
     weight = torch.zeros(4096, 4)
-    pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=16 << 10)
-    capture = SegmentCapture(
-        pipeline,
-        tmp_path,
-        snapshot=1,
-        snapshot_id="f" * 32,
-        kind="base",
-        sources=[source("a", {"weight": weight}, begin=0)],
-        metadata={},
-        options=WriteOptions(),
-    )
+    capture = capture_of(tmp_path, [source("a", {"weight": weight}, begin=0)], 16 << 10)
     step = 0
     while capture.is_capturing:
         step += 1
@@ -212,39 +195,19 @@ def reread(path, record, **changes):
     return read_segment(path, replace(record, **changes))
 
 
-@pytest.mark.parametrize(
-    "change", [{"id": "0" * 32}, {"snapshot": 2}, {"kind": "partial"}], ids=str
-)
-def test_a_segment_of_another_snapshot_or_place_is_damage(segment, change):
+def test_a_segment_of_another_snapshot_or_with_an_absurd_header_is_damage(segment):
     """As of another copy of the store: also if its header had the same checksum."""
     path, record = segment
-    with pytest.raises(DamageError, match="its place is that of"):
-        reread(path, record, **change)
-
-
-@pytest.mark.parametrize("header_bytes", [-1, 0, 7, 1 << 40])
-def test_a_manifest_that_gives_an_absurd_header_size_is_damage(segment, header_bytes):
-    path, record = segment
-    with pytest.raises(DamageError, match=f"header of {header_bytes} bytes"):
-        reread(path, record, header_bytes=header_bytes)
-
-
-def test_a_missing_cut_or_grown_file_is_damage_with_its_path(segment):
-    path, record = segment
-    data = path.read_bytes()
-    for changed, told in [
-        (data[:100], "ends inside its header"),
-        (data[:-1], "its header describes"),
-        (data + b"\0", "its header describes"),
-        (b"", "ends inside its header"),
-    ]:
-        path.write_bytes(changed)
-        with pytest.raises(DamageError, match=told) as damage:
-            reread(path, record)
-        assert str(path) in str(damage.value)
-    path.unlink()
-    with pytest.raises(DamageError, match="No such file"):
+    for change in ({"id": "0" * 32}, {"snapshot": 2}, {"kind": "partial"}):
+        with pytest.raises(DamageError, match="its place is that of"):
+            reread(path, record, **change)
+    for size in (-1, 0, 7, 1 << 40):
+        with pytest.raises(DamageError, match=f"header of {size} bytes"):
+            reread(path, record, header_bytes=size)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamageError, match=rf"{path}: the file ends inside its header"):
         reread(path, record)
+    path.unlink()
     path.mkdir()
     with pytest.raises(DamageError, match="not a regular file"):
         reread(path, record)
@@ -261,44 +224,57 @@ def replace_header(path, record, change):
 
 
 def change_own(**changes):
+    """A change of what a header says by itself; None: it is not there."""
+
     def change(header):
-        own = json.loads(header["__metadata__"]["cpr_ext"])
-        for key, value in changes.items():
-            if value is None:
-                del own[key]
-            else:
-                own[key] = value
+        own = json.loads(header["__metadata__"]["cpr_ext"]) | changes
+        own = {key: value for key, value in own.items() if value is not None}
         header["__metadata__"]["cpr_ext"] = json.dumps(own)
 
     return change
 
 
+def change_table(**changes):
+    def change(header):
+        own = json.loads(header["__metadata__"]["cpr_ext"])
+        change_own(tables=[own["tables"][0] | changes])(header)
+
+    return change
+
+
+PLAIN = [
+    lambda header: header.pop("__metadata__"),
+    lambda header: header["__metadata__"].update(format="pt"),
+    lambda header: header["__metadata__"].update(format_version="one"),
+    lambda header: header["__metadata__"].pop("cpr_ext"),
+    lambda header: header["__metadata__"].update(cpr_ext="["),
+    *(change_own(**{name: None}) for name in ("tables", "arrays", "block_bytes", "chunks")),
+    change_own(arrays=[]),
+    *(change_own(block_bytes=value) for value in (16, True, 8.0, 4096)),
+    change_own(tables=[{"name": "a"}]),
+    change_own(chunks=[[0, -1, 10, 7, ["00000000"]]]),
+    change_own(chunks=[[0, 0, 10, 7, ["not hexadecimal"]]]),
+    change_own(chunks=[[0, 0, True, 7, []]]),
+    change_own(chunks=7),
+]
+ROUNDED = [
+    change_table(arrays=1),
+    change_table(arrays=-1),
+    change_own(arrays=[[["weight", "F32", [16], "int4"]]]),
+    change_own(arrays=[[["weight", "F64", [16], "int8"]]]),
+    change_own(arrays=[[["weight", "F32", [16]]]]),
+    change_own(arrays=[[["weight", "F32", [16], "float16"]]]),
+]
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header.pop("__metadata__"),
-        lambda header: header["__metadata__"].update(format="pt"),
-        lambda header: header["__metadata__"].update(format_version="one"),
-        lambda header: header["__metadata__"].pop("cpr_ext"),
-        lambda header: header["__metadata__"].update(cpr_ext="["),
-        change_own(tables=None),
-        change_own(arrays=None),
-        change_own(arrays=[]),
-        change_own(block_bytes=None),
-        change_own(block_bytes=16),
-        change_own(block_bytes=True),
-        change_own(block_bytes=8.0),
-        change_own(block_bytes=4096),
-        change_own(chunks=None),
-        change_own(tables=[{"name": "a"}]),
-        change_own(chunks=[[0, -1, 10, 7, ["00000000"]]]),
-        change_own(chunks=[[0, 0, 10, 7, ["not hexadecimal"]]]),
-        change_own(chunks=[[0, 0, True, 7, []]]),
-        change_own(chunks=7),
-    ],
+    ("change", "precision"),
+    [*((change, None) for change in PLAIN), *((change, "int8") for change in ROUNDED)],
 )
-def test_a_header_with_a_checksum_that_makes_no_sense_is_damage(segment, change):
-    path, record = segment
+def test_a_header_with_a_checksum_that_makes_no_sense_is_damage(tmp_path, change, precision):
+    arrays, precisions = {"weight": torch.ones(10, 16)}, precision and {"weight": precision}
+    path, record = write(tmp_path, [source("a", arrays, begin=0, precisions=precisions)])
+    reread(path, record)
     checksum = replace_header(path, record, change)
     with pytest.raises(DamageError, match="not a cpr_ext segment"):
         reread(path, record, header_crc32c=checksum)

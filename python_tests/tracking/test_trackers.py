@@ -54,13 +54,3 @@ def test_they_are_those_since_each_row_was_last_taken(events):
             plain += counts
         assert unsaved_updates(tracker, 3, 9) == plain[3:9].sum()
         assert tracker.num_dirty() == np.count_nonzero(plain)
-
-
-def test_a_tracker_tells_them_only_if_it_counts():
-    counter = native.AccessCounter(name="t", num_rows=ROWS)
-    dirty = native.DirtyRows(name="t", num_rows=ROWS)
-    for tracker in (counter, dirty):
-        tracker.observe(torch.tensor([1, 1, 5]))
-    assert unsaved_updates(counter, 0, ROWS) == 3
-    assert unsaved_updates(counter, 0, 5) == 2
-    assert unsaved_updates(dirty, 0, ROWS) is None

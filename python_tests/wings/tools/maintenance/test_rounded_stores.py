@@ -1,26 +1,31 @@
-"""Tools on a store of rounded rows: each shows the values that a recovery gives, and says so."""
+"""What `inspect` says of a store of rounded rows."""
 
 import pytest
 from click.testing import CliRunner
 
+import cpr_ext
 from cpr_ext import Precision, StoreOptions
 from cpr_ext.wings.cli.app import app
 from cpr_ext.wings.tools.maintenance import inspect
-from python_tests.recovery.test_rounded_rows import recovered, saved_twice
+from python_tests.helpers import Trained
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Return a store of int8 partial snapshots, and the rows that a recovery gives."""
+    """A store of a base and an int8 partial snapshot."""
     directory = tmp_path_factory.mktemp("rounded") / "store"
-    run, _, _ = saved_twice(directory, store=StoreOptions(precision=Precision(partial="int8")))
+    options = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**9)}
+    store = StoreOptions(precision=Precision(partial="int8"))
+    run = Trained(directory, {"big": (600, 16), "thin": (40, 2)}, store=store, **options)
+    for kind in ("base", "partial"):
+        run.train(2)
+        run.save(kind)
     run.die()
-    return directory, recovered(directory)
+    return directory
 
 
 def test_inspect_shows_bytes_by_precision(stored):
-    directory, _ = stored
-    summary = inspect(directory)
+    summary = inspect(stored)
     sizes = {each.kept_as: each.file_bytes for each in summary.precisions}
     assert set(sizes) == {"exact", "int8", "row ids"}
     assert sizes["int8"] < sizes["exact"]
@@ -28,6 +33,6 @@ def test_inspect_shows_bytes_by_precision(stored):
 
 
 def test_inspect_prints_what_is_rounded(stored):
-    shown = CliRunner().invoke(app, ["inspect", str(stored[0])]).output
+    shown = CliRunner().invoke(app, ["inspect", str(stored)]).output
     assert "rounded rows" in shown
     assert "rows kept as" in shown
