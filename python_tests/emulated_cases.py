@@ -80,29 +80,24 @@ def test_training_goes_on_while_the_device_chooses_rows(tmp_path, monkeypatch):
     run.checkpointer.close()
 
 
-def test_save_waits_for_the_device_and_takes_this_step(tmp_path):
+def test_save_waits_for_the_device_takes_this_step_and_a_bad_lookup_is_told_at_the_next(tmp_path):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
     run.step([5, 6, 7])
     expected = run.model.weight.detach().clone()
     assert run.checkpointer.save("partial").step == 2
-    run.checkpointer.close()
-    other = Run(tmp_path / "s")
-    other.checkpointer.recover()
-    assert torch.equal(other.model.weight, expected)
-    other.checkpointer.close()
-
-
-def test_a_bad_lookup_is_told_at_the_next_step(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
     name = run.checkpointer.tables[0].name
     run.checkpointer.record_lookups(name, torch.tensor([3, 4000]))
     run.step()
     with pytest.raises(RowIndexError, match="index 4000 at position 1 of an earlier lookup"):
         run.step()
-    run.step()
+    run.step(range(50, 80))
+    assert run.checkpointer.recover(shards=[0]).row_updates_lost == 100 + 100 + 30
     run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight, expected)
+    other.checkpointer.close()
 
 
 @pytest.mark.parametrize(
@@ -141,48 +136,33 @@ def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tm
     assert stager.slot_bytes == 4 << 20
 
 
-def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(2))
-    run.save_base()
-    gc.collect()  # what earlier tests have left
-    sizes = []
-    for _ in range(12):
-        run.step()
-        run.checkpointer.wait()
-        sizes.append(sum(emulator.allocations().values()))
-    assert len(set(sizes[4:])) == 1
-    run.checkpointer.close()
-
-
 def test_memory_of_a_snapshot_serves_the_next_and_is_given_back_in_the_end(tmp_path):
     cuda.trim_memory([0])
     before = emulator.pooled_bytes()
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
-    mapped = []
-    for _ in range(4):
+    gc.collect()  # what earlier tests have left
+    mapped, sizes, kept = [], [], []
+    for number in range(8):
         run.step()
-        run.checkpointer.save("partial")
+        kept.append(run.checkpointer.save("base" if number > 5 else "partial"))
         run.checkpointer.wait()
         mapped.append(emulator.mappings())
-    assert mapped[2:] == [0, 0]
+        sizes.append(sum(emulator.allocations().values()))
+    assert mapped[2:6] == [0] * 4
+    assert len(set(sizes[2:])) == 1, "what was taken is not freed, or is kept by who has a snapshot"
     assert emulator.pooled_bytes() > before
-    run.checkpointer.close()
-    assert emulator.pooled_bytes() == before
-
-
-def test_memory_of_a_snapshot_is_given_back_when_it_ends_if_the_device_has_little(tmp_path):
-    cuda.trim_memory([0])
-    before = emulator.pooled_bytes()
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
     emulator.set_free_part(0.01)
     run.step()
     run.checkpointer.save("partial")
     assert emulator.pooled_bytes() > before
     run.checkpointer.wait()
-    assert emulator.pooled_bytes() == before
+    assert emulator.pooled_bytes() == before  # at its end if the device has little
+    emulator.set_free_part(1.0)
+    run.step()
+    run.checkpointer.save("partial")
     run.checkpointer.close()
+    assert emulator.pooled_bytes() == before
 
 
 def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeypatch):
@@ -197,19 +177,6 @@ def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeyp
     run.checkpointer.save("partial")
     run.checkpointer.wait()
     assert emptied == [True]
-    run.checkpointer.close()
-
-
-def test_a_snapshot_that_the_user_keeps_holds_no_memory_of_the_device(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    kept, sizes = [], []
-    for _ in range(3):
-        run.step()
-        kept.append(run.checkpointer.save("base"))
-        run.checkpointer.wait()
-        sizes.append(sum(emulator.allocations().values()))
-    assert len(set(sizes)) == 1
     run.checkpointer.close()
 
 
@@ -329,15 +296,6 @@ def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(
     assert on_host[1][1] > 600
 
 
-def test_row_updates_lost_are_counted(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    run.step(range(100))
-    run.step(range(50, 80))
-    assert run.checkpointer.recover(shards=[0]).row_updates_lost == 130
-    run.checkpointer.close()
-
-
 @pytest.fixture
 def capture(monkeypatch):
     """Begins and ends the capture of a CUDA graph; garbage first, as ``torch.cuda.graph`` does."""
@@ -356,48 +314,33 @@ def capture(monkeypatch):
     emulator.set_capturing(False)
 
 
-def test_a_step_that_is_captured_counts_rows_by_the_graph(tmp_path, capture):
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_step_that_is_captured_counts_rows_by_the_graph(tmp_path, capture, is_lazy):
+    """Also while the device is still at steps before."""
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
+    tracker = next(iter(run.checkpointer._trackers.values()))
+    emulator.set_lazy(is_lazy)
+    run.step([0])
+    assert (emulator.num_waiting() > 0) == is_lazy
     emulator.calls()
     capture(True)
     run.optimizer.zero_grad()
     run.model(torch.tensor([[1, 2, 2]])).sum().backward()
     run.optimizer.step()
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
-    tracker = next(iter(run.checkpointer._trackers.values()))
     for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
         with pytest.raises(UsageError, match="while a CUDA graph is captured"):
             call()
     capture(False)
-    assert tracker.num_dirty() == 0
+    assert tracker.num_dirty() == 1
     emulator.replay_graph()
     run.step([7])
-    assert tracker.dirty_rows().tolist() == [1, 2, 7]
+    assert tracker.dirty_rows().tolist() == [0, 1, 2, 7]
+    emulator.set_lazy(False)
     run.checkpointer.save("partial")
     run.checkpointer.wait()
     assert run.checkpointer.store.manifest.dense[-1].is_complete
-    run.checkpointer.close()
-
-
-def test_a_graph_is_captured_while_the_device_is_still_at_steps_before(tmp_path, capture):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    emulator.set_lazy(True)
-    for step in range(3):
-        run.step([step])
-    assert emulator.num_waiting() > 0
-    emulator.calls()
-    capture(True)
-    run.optimizer.zero_grad()
-    run.model(torch.tensor([[7, 8]])).sum().backward()
-    run.optimizer.step()
-    assert emulator.calls() == {"cudaLaunchKernelEx": 1}
-    capture(False)
-    emulator.replay_graph()
-    run.checkpointer.step()
-    tracker = next(iter(run.checkpointer._trackers.values()))
-    assert tracker.dirty_rows().tolist() == [0, 1, 2, 7, 8]
     run.checkpointer.close()
 
 
@@ -428,10 +371,13 @@ def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_found_by_compar
     run.checkpointer.close()
 
 
-def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_path, capture):
+def test_lookups_that_are_recorded_count_by_the_graph_or_on_the_stream_that_is_current(
+    tmp_path, capture, monkeypatch
+):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
     name = run.checkpointer.tables[0].name
+    tracker = run.checkpointer._trackers[name]
     run.checkpointer.record_lookups(name, torch.tensor([5]))
     emulator.calls()
     lookups = torch.tensor([8, 9])  # its memory is the graph's
@@ -440,26 +386,17 @@ def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_pat
     capture(False)
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
     emulator.replay_graph()
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [8, 9]
+    assert tracker.dirty_rows().tolist() == [8, 9]
     run.checkpointer.step()
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 8, 9]
-    run.checkpointer.close()
-
-
-def test_lookups_that_are_counted_before_step_are_so_on_the_stream_that_is_current(
-    tmp_path, monkeypatch
-):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
+    assert tracker.dirty_rows().tolist() == [5, 8, 9]
     asked = []
     monkeypatch.setattr(cuda, "_current_stream", lambda device: asked.append(device) or 0)
     monkeypatch.setattr(lookup_recorder, "_MAX_PENDING_LOOKUPS", 2)
-    name = run.checkpointer.tables[0].name
     run.checkpointer.record_lookups(name, torch.tensor([5, 6]))
     assert asked == []
     run.checkpointer.record_lookups(name, torch.tensor([7]))
     assert asked == [0]
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 6, 7]
+    assert tracker.dirty_rows().tolist() == [5, 6, 7, 8, 9]
     run.checkpointer.close()
 
 

@@ -39,35 +39,26 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
     """gpu_bounds with its kernels emulated."""
+    from python_tests import emulated_bench
+
     module = load("gpu_bounds")
-    emulated = load_emulated_bench()
-    monkeypatch.setattr(module, "library", emulated.compiled_bounds)
+    monkeypatch.setattr(module, "library", emulated_bench.compiled_bounds)
     monkeypatch.setattr(load("gpu_device"), "stream", lambda: 0)
     return module
 
 
-def load_emulated_bench() -> Any:
-    import python_tests.emulated_bench as emulated
-
-    return emulated
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_the_simplest_counting_counts(bounds: Any, returns: bool) -> None:
+@pytest.mark.parametrize("row_bytes", [64, 256, 512])
+def test_the_simplest_kernels_count_and_gather(bounds: Any, row_bytes: int) -> None:
     random = np.random.default_rng(0)
     rows = [3, 1000]
-    counts = [torch.zeros(n, dtype=torch.int32) for n in rows]
-    indices = [torch.from_numpy(random.integers(0, n, 700)) for n in rows]
-    bounds.count(bounds.addresses(counts), bounds.addresses(indices), 700, returns=returns)
-    for found, looked_up, n in zip(counts, indices, rows, strict=True):
-        expected = np.bincount(looked_up.numpy(), minlength=n)
-        np.testing.assert_array_equal(found.numpy(), expected)
-
-
-@pytest.mark.parametrize("row_bytes", [64, 256, 512])
-def test_the_simplest_gather_gathers(bounds: Any, row_bytes: int) -> None:
-    table = torch.randn(300, row_bytes // 4)
-    row_ids = torch.randint(300, (101,))
+    for returns in (False, True):
+        counts = [torch.zeros(n, dtype=torch.int32) for n in rows]
+        indices = [torch.from_numpy(random.integers(0, n, 700)) for n in rows]
+        bounds.count(bounds.addresses(counts), bounds.addresses(indices), 700, returns=returns)
+        for found, looked_up, n in zip(counts, indices, rows, strict=True):
+            expected = np.bincount(looked_up.numpy(), minlength=n)
+            np.testing.assert_array_equal(found.numpy(), expected)
+    table, row_ids = torch.randn(300, row_bytes // 4), torch.randint(300, (101,))
     packed = torch.zeros(101, row_bytes // 4)
     bounds.gather(table, row_ids, packed)
     assert torch.equal(packed, table[row_ids])

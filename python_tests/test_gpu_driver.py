@@ -86,31 +86,27 @@ def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Pat
 # --- what a machine lacks ---
 
 
-@pytest.mark.parametrize(
-    ("part", "machine", "told"),
-    [
-        (Part("p", "touch $BEGAN", 9, needs=("nvcc",)), a_machine(), r"nvcc .* set CUDA_HOME"),
-        (
-            Part("p", "touch $BEGAN", 9, modules=("torch", "sklearn")),
-            a_machine(missing=["sklearn"]),
-            r"no module sklearn: \S+ -m pip install scikit-learn$",
-        ),
-        (
-            Part("p", "touch $BEGAN", 9, needs_header=True),
-            a_machine(has_header=False),
-            r"Python.h is not in /usr/include: install the headers of Python 3.11 \(python3-dev",
-        ),
-    ],
-    ids=["tool", "module", "header"],
-)
-def test_a_part_that_lacks_something_fails_with_the_remedy(
-    tmp_path: Path, monkeypatch, part, machine, told
-) -> None:
+LACKING = {
+    r"nvcc .* set CUDA_HOME": ({"needs": ("nvcc",)}, {}),
+    r"no module sklearn: \S+ -m pip install scikit-learn$": (
+        {"modules": ("torch", "sklearn")},
+        {"missing": ["sklearn"]},
+    ),
+    r"Python.h is not in /usr/include: install the headers of Python 3.11 \(python3-dev": (
+        {"needs_header": True},
+        {"has_header": False},
+    ),
+}
+
+
+def test_a_part_that_lacks_something_fails_with_the_remedy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("BEGAN", str(tmp_path / "began"))
-    [(passed, said)] = run(tmp_path, part, machine=machine)
-    assert not passed
-    assert re.search(told, said), said
-    assert (tmp_path / "log.txt").read_text() == f"== p\n{said}\n"
+    for number, (told, (needs, about)) in enumerate(LACKING.items()):
+        out, part = tmp_path / str(number), Part("p", "touch $BEGAN", 9, **needs)
+        [(passed, said)] = run(out, part, machine=a_machine(**{"missing": [], **about}))
+        assert not passed
+        assert re.search(told, said), said
+        assert (out / "log.txt").read_text() == f"== p\n{said}\n"
     assert not (tmp_path / "began").exists()
 
 
@@ -208,16 +204,14 @@ def test_three_commands_of_ten_minutes_run_all_parts(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_fails_or_does_not_say_what_is_expected_is_named() -> None:
-    command = [sys.executable, "tools/gpu_smoke.py", "--emulated", "count"]
-    done = subprocess.run(
-        [*command, "--expect", "no errors"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "failed: count of 1 layers" in done.stdout
-    done = subprocess.run(
-        [*command, "--under", "false"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert "FAILED" in done.stdout
+    said = {"--expect": ("no errors", "failed: count of 1 layers"), "--under": ("false", "FAILED")}
+    for option, (value, told) in said.items():
+        done = subprocess.run(
+            [sys.executable, "tools/gpu_smoke.py", "--emulated", "count", option, value],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert told in done.stdout
 
 
 # --- of a copy of the tree ---

@@ -46,7 +46,7 @@ def test_all_tests_of_a_gpu_pass_where_the_device_takes_its_own_memory_alone():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_test_or_a_binding_is_found(fault):
-    file = "python_tests/csrc/tracking/test_device_change_meter.py"
+    file = "python_tests/csrc/tracking/test_change_meter.py"
     done = run("--plant", fault, file, "-k", "the_weight_is_required")
     assert done.returncode == 1, done.stdout[-2000:]
     assert re.search(r"on device '.*'; needed is 'cuda:\d+'", done.stdout), done.stdout[-2000:]

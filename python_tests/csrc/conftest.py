@@ -18,17 +18,8 @@ WITHOUT_AVX2 = [name for name in native.instruction_sets() if name != "avx2"]
 
 @pytest.fixture(scope="module", params=WITHOUT_AVX2)
 def every_instruction_set(request):
-    yield from using(request.param)
-
-
-@pytest.fixture(scope="module", params=native.instruction_sets())
-def every_form_of_rounding(request):
-    yield from using(request.param)
-
-
-def using(instruction_set):
     before = native.instruction_set()
-    native.use_instruction_set(instruction_set)
+    native.use_instruction_set(request.param)
     yield
     native.use_instruction_set(before)
 

@@ -14,56 +14,39 @@ def _gather(table, row_ids=None):
     return out
 
 
-def test_a_field_of_a_packed_record_is_refused_since_its_stride_is_no_whole_element():
-    record = np.zeros(8, dtype=[("value", np.float32), ("flag", np.uint8)])
-    record["value"] = np.arange(8)
-    with pytest.raises(UsageError, match="whole elements"):
-        _gather(record["value"])
-    ids = np.zeros(8, dtype=[("row_id", np.int64), ("flag", np.uint8)])["row_id"]
-    with pytest.raises(UsageError, match="whole elements"):
-        _gather(np.zeros((9, 2)), ids)
+RECORD = np.zeros(8, dtype=[("value", np.float32), ("other", np.float32)])
+PACKED = np.zeros(8, dtype=[("value", np.float32), ("row_id", np.int64), ("flag", np.uint8)])
+TABLE = np.zeros((8, 2))
+REFUSED = {
+    "a stride of no whole element": (PACKED["value"], None, "whole elements"),
+    "ids of such a stride": (TABLE, PACKED["row_id"], "whole elements"),
+    "ids at an odd address": (TABLE, np.zeros(33, np.uint8)[1:].view(np.int64), "unaligned"),
+    "Python objects": (np.array(["a", "b"], dtype=object), None, "Python objects"),
+    **{
+        f"ids of {dtype}": (TABLE, np.zeros(4, dtype), "allowed: int64")
+        for dtype in ("int32", "uint64", "float64", ">i8")
+    },
+    "every other column": (np.zeros((4, 4))[:, ::2], None, "contiguous"),
+    "transposed": (np.zeros((4, 4)).T[:, :2], None, "contiguous"),
+    "reversed": (np.zeros((4, 4))[::-1], None, "reverse"),
+    "broadcast": (np.broadcast_to(np.zeros((1, 4)), (5, 4)), None, "overlap"),
+    "no columns": (np.zeros((4, 0)), None, "no bytes"),
+}
 
 
-def test_a_field_whose_stride_is_whole_elements_is_a_table_of_strided_rows():
-    record = np.zeros(8, dtype=[("value", np.float32), ("other", np.float32)])
-    record["value"] = np.arange(8)
-    np.testing.assert_array_equal(_gather(record["value"]), np.arange(8, dtype=np.float32))
-
-
-def test_row_ids_at_an_odd_address_are_refused():
-    odd = np.zeros(8 * 4 + 1, np.uint8)[1:].view(np.int64)
-    with pytest.raises(UsageError, match="unaligned"):
-        _gather(np.zeros((4, 2)), odd)
-
-
-def test_python_objects_are_never_taken_for_bytes():
-    with pytest.raises(UsageError, match="Python objects"):
-        _gather(np.array(["a", "b"], dtype=object))
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float64, ">i8"])
-def test_row_ids_of_another_type_are_refused_by_name(dtype):
-    with pytest.raises(UsageError, match="allowed: int64"):
-        _gather(np.zeros((4, 2)), np.zeros(4, dtype))
-
-
-def test_what_is_no_array_is_refused_with_the_allowed_kinds():
-    with pytest.raises(UsageError, match=r"a list; allowed: torch.Tensor, numpy.ndarray"):
-        native.gather_rows([[1.0]], np.zeros(1, np.int64), np.zeros((1, 1)))
-
-
-@pytest.mark.parametrize(
-    ("table", "why"),
-    [
-        (np.array(1.0), "scalar"),
-        (np.zeros((4, 4))[:, ::2], "contiguous"),
-        (np.zeros((4, 4)).T[:, :2], "contiguous"),
-        (np.zeros((4, 4))[::-1], "reverse"),
-        (np.broadcast_to(np.zeros((1, 4)), (5, 4)), "overlap"),
-        (np.zeros((4, 0)), "no bytes"),
-    ],
-    ids=["scalar", "every_other_column", "transposed", "reversed", "broadcast", "no_columns"],
-)
-def test_a_table_whose_rows_cannot_be_copied_is_refused(table, why):
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_copied_is_refused_with_the_reason(what):
+    table, row_ids, why = REFUSED[what]
     with pytest.raises(UsageError, match=why):
-        native.gather_rows(table, np.zeros(1, np.int64), np.zeros((1, 4)))
+        _gather(table, row_ids)
+
+
+def test_what_is_no_array_or_no_rows_is_refused_and_strided_elements_are_read():
+    for table, why in (
+        ([[1.0]], "a list; allowed: torch.Tensor, numpy"),
+        (np.array(1.0), "scalar"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            native.gather_rows(table, np.zeros(1, np.int64), np.zeros((1, 1)))
+    RECORD["value"] = np.arange(8)
+    np.testing.assert_array_equal(_gather(RECORD["value"]), np.arange(8, dtype=np.float32))

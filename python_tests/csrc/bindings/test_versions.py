@@ -130,18 +130,13 @@ def test_what_is_no_state_of_rows_may_be_replaced():
     assert versions.are_same()
 
 
-def test_a_weight_in_other_memory_is_seen_by_differences():
+def test_other_memory_is_seen_by_differences_and_a_replaced_state_is_not_accepted():
     tables = tables_of(2)
     versions = versions_of(tables)
     tables[0].weight.data = torch.zeros(ROWS, 2)
     assert versions.differences([0, 1]) == [(0, MEMORY)]
     versions.read([0])
     assert versions.differences([0, 1]) == []
-
-
-def test_a_replaced_state_is_not_accepted_but_a_new_one_is():
-    tables = tables_of(2)
-    versions = versions_of(tables)
     write(tables[0].weight)
     state_of(tables[0])["sum"] = torch.zeros(ROWS)
     versions.accept([0])
@@ -167,14 +162,11 @@ def test_the_state_is_found_wherever_its_optimizer_has_it():
     assert versions.differences([0, 1, 2]) == [(0, REPLACED)]
 
 
-def test_a_table_without_an_optimizer_has_a_weight_alone():
+def test_a_table_without_an_optimizer_has_a_weight_alone_and_mistakes_are_refused():
     table = table_of()
     versions = versions_of([table])
     write(table.weight)
     assert versions.differences([0]) == [(0, WEIGHT)]
-
-
-def test_mistakes_are_refused():
     with pytest.raises(IndexError):
         Versions([]).read([0])
     with pytest.raises(UsageError, match="1 tables, not 0"):
@@ -183,3 +175,19 @@ def test_mistakes_are_refused():
         versions_of([SimpleNamespace(optimizer=None)])
     with pytest.raises(ZeroDivisionError):
         versions_of(tables_of(1), lambda value, num_rows: 1 // 0)
+
+
+def test_lists_of_parameters_are_compared_one_by_one():
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    groups = [{"params": [first]}, {"params": [second]}]
+    lists = _C.ParameterLists(groups)
+    assert lists.are_same(groups)
+    assert lists.are_same([{"params": [first]}, {"params": [second]}])
+    assert not lists.are_same([{"params": [second]}, {"params": [first]}])
+    assert not lists.are_same(groups[:1])
+    groups[0]["params"].append(second)
+    assert not lists.are_same(groups)
+    groups[0]["params"].pop()
+    assert lists.are_same(groups)
+    groups[1]["params"][0] = torch.nn.Parameter(torch.zeros(2))
+    assert not lists.are_same(groups)

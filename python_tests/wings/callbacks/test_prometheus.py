@@ -13,12 +13,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-import cpr_ext
 from cpr_ext.metrics.parity_metrics import ParityMetrics
-from cpr_ext.wings.remote import RemoteOptions
 
 pytest.importorskip("opentelemetry.exporter.prometheus")
 PROMETHEUS = shutil.which("prometheus")
@@ -28,6 +25,7 @@ from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from prometheus_client import start_http_server  # noqa: E402
 
 from cpr_ext.wings.callbacks.opentelemetry import export_metrics  # noqa: E402
+from python_tests.wings.callbacks.test_opentelemetry import checkpointer, train  # noqa: E402
 
 MONITORING = Path(__file__).resolve().parents[3] / "docs/monitoring"
 #: It ends with the server, however that is killed.
@@ -99,21 +97,9 @@ class Server:
 
 @pytest.fixture
 def ckpt(tmp_path):
-    torch.manual_seed(0)
-    model = torch.nn.EmbeddingBag(100, 4, sparse=True)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    ckpt = cpr_ext.Checkpointer(
-        *(model, optimizer, tmp_path / "store"),
-        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
-        store=cpr_ext.StoreOptions(remote=RemoteOptions(f"file://{tmp_path / 'copy'}")),
-    )
+    model, optimizer, ckpt = checkpointer(tmp_path / "store", has_copy=True)
     ckpt.recover()
-    ckpt.train_a_step = lambda: (
-        optimizer.zero_grad(),
-        model(torch.tensor([[ckpt.step_count % 100]])).sum().backward(),
-        optimizer.step(),
-        ckpt.step(num_samples=1),
-    )
+    ckpt.train_a_step = lambda: train(model, optimizer, ckpt, steps=1)
     yield ckpt
     ckpt.close()
 

@@ -7,21 +7,15 @@ import re
 import numpy as np
 import pytest
 
-from python_tests.wings.tools.maintenance.stores import trained_store
-
 JOB = ("--job-hours", 100, "--shards", 10, "--mtbf-hours", 25)
 COSTS = ("--save-minutes", 30, "--load-minutes", 18, "--reschedule-minutes", 12)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("stores") / "store"
-    trained_store(directory).checkpointer.close()
-    return directory
+PARITY = ("--parity-group-size", 5, "--parity-percent", 2, "--rebuild-minutes", 6)
 
 
 def test_figures_by_hand_from_options(cpr):
-    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, "--json")
+    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, *PARITY, "--json")
     assert code == 0
     plan = json.loads(out)
     full, at_full, vanilla = plan["strategies"][:3]
@@ -42,18 +36,8 @@ def test_figures_by_hand_from_options(cpr):
     assert vanilla["expected"]["pls"] == pytest.approx(0.05)
     assert vanilla["overhead_fraction"] == pytest.approx(0.04)
     assert plan["recommended"] == "CPR-MFU"
-    assert {source["what"]: source["origin"] for source in plan["inputs"]}["load lost shards"] == (
-        "assumed"
-    )
-
-
-PARITY = ("--parity-group-size", 5, "--parity-percent", 2, "--rebuild-minutes", 6)
-
-
-def test_parity_is_planned_beside_the_others_by_hand(cpr):
-    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, *PARITY, "--json")
-    assert code == 0
-    plan = json.loads(out)
+    sources = {source["what"]: source for source in plan["inputs"]}
+    assert sources["load lost shards"]["origin"] == "assumed"
     assert [one["name"] for one in plan["strategies"]][6:] == ["parity", "parity + CPR"]
     parity, before_cpr = plan["strategies"][6:]
     # 4 failures; 0.3 h unprotected, 4 of 10 shards, a failure every 25 h.
@@ -66,7 +50,6 @@ def test_parity_is_planned_beside_the_others_by_hand(cpr):
     assert overhead["load_hours"] == pytest.approx(4 * 0.1 + fallbacks * 0.3, rel=0.01)
     # CPR's snapshots serve fallbacks: as often as without parity.
     assert before_cpr["save_every_hours"] == plan["strategies"][4]["save_every_hours"]
-    sources = {source["what"]: source for source in plan["inputs"]}
     assert sources["parity group"]["value"] == "5 workers, 4 + 1"
     assert sources["parity, each step"]["origin"] == "given"
 

@@ -65,12 +65,14 @@ def of(keyed):
     return dict(zip(held.tolist(), keyed.rows(held).tolist(), strict=True))
 
 
-def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
+def test_an_evicted_id_is_gone_with_the_next_update_also_at_consumers_that_are_late_or_new(
+    tmp_path,
+):
     job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
-    keyed = KeyedRows(SLOTS, DIM)
-    subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
+    keyed, late, fresh = (KeyedRows(SLOTS, DIM) for _ in range(3))
+    subscriber, seldom = (Subscriber(tmp_path / "rows", {TABLE: rows}) for rows in (keyed, late))
     before, num_gone = set(), 0
-    for _ in range(6):
+    for number in range(6):
         job.train(10)
         job.ckpt.wait()
         publish(tmp_path / "store", tmp_path / "rows")
@@ -83,53 +85,31 @@ def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
         assert (keyed.slots_of(gone) == -1).all()
         assert not keyed.rows(gone).any()
         before, num_gone = now.keys(), num_gone + len(gone)
-    assert num_gone > 30
-    job.end()
-
-
-def test_a_consumer_that_missed_updates_or_was_restarted_has_the_same_rows(tmp_path):
-    job = KeyedJob(tmp_path / "store")
-    late = KeyedRows(SLOTS, DIM)
-    subscriber = Subscriber(tmp_path / "rows", {TABLE: late})
-    for number in range(6):
-        job.train(10)
-        job.ckpt.wait()
-        publish(tmp_path / "store", tmp_path / "rows")
         if number in (0, 3, 5):
-            subscriber.poll()
-    fresh = KeyedRows(SLOTS, DIM)
+            seldom.poll()
+    assert num_gone > 30
     Subscriber(tmp_path / "rows", {TABLE: fresh}).poll()
-    assert of(late) == of(fresh) == recovered(tmp_path / "store", tmp_path / "copy")
+    assert of(late) == of(fresh) == now
     job.end()
 
 
 @pytest.mark.parametrize("cut_off_after", [0, 1, 2])
-def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_off_after):
-    job = KeyedJob(tmp_path / "store", num_shards=2)
-    consumer = Dictionary()
+def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again_or_replaced(
+    tmp_path, cut_off_after
+):
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
+    consumer, replaced = Dictionary(), Dictionary()
     for number in range(6):
-        job.train(10)
+        job.train(10, new_ids=12)
         job.ckpt.wait()
         if number != 2:  # it was late
             consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
             consumer.follow(tmp_path / "store")
             consumer.follow(tmp_path / "store")
-        if number == 5:
-            expected = recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
-            assert consumer.rows == expected
-    job.end()
-
-
-def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
-    consumer, kept = Dictionary(), Dictionary()
-    for cut_off_after in (None, 1, 2, None):
-        job.train(10, new_ids=12)
-        job.ckpt.wait()
-        consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
-        kept.follow(tmp_path / "store")
-        assert cut_off_after is None or consumer.rows != kept.rows
-    assert consumer.rows == kept.rows
+        last = number == 5
+        replaced.follow(tmp_path / "store", cut_off_after=None if last else cut_off_after)
+    assert consumer.rows == recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
+    assert replaced.rows == consumer.rows  # by an update that came before it was applied again
     job.end()
 
 
@@ -205,12 +185,9 @@ def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
     job.end()
 
 
-def test_keys_that_repeat_are_damage():
+def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
     with pytest.raises(DamageError, match=r"slots \[0, 2\] have the same keys"):
         gone_keys("t", torch.tensor([-1, -1, -1]), torch.tensor([5, -1, 5]))
-
-
-def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
     job = KeyedJob(tmp_path / "store")
     job.train(6)
     job.end()

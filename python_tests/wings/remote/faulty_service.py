@@ -8,17 +8,12 @@ import pytest
 
 from python_tests.wings.remote.servers import SECRET
 
-SKEWED = (
-    b"<Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time "
-    b"and the server's time is too large.</Message><HostId>x</HostId></Error>"
-)
-
 
 class FaultyService:
     """A WSGI application.
 
-    ``fault``: "" or one of "throttled" (503), "skewed" (403), "cut" (the answer ends half way),
-    "cut body" (the connection ends while a body is read); for requests of ``method``, ``times``.
+    ``fault``: "" or one of "throttled" (503) and "cut" (the answer ends half way); for requests of
+    ``method``, ``times``.
     """
 
     def __init__(self, application):
@@ -40,12 +35,6 @@ class FaultyService:
         if self.fault == "throttled":
             start_response("503 Slow Down", [("Content-Length", "0")])
             return [b""]
-        if self.fault == "skewed":
-            start_response("403 Forbidden", [("Content-Length", str(len(SKEWED)))])
-            return [SKEWED]
-        if self.fault == "cut body":
-            environ["wsgi.input"].read(10)
-            self._hang_up(environ)
         return self._half(environ, b"".join(self._application(environ, start_response)))
 
     def _half(self, environ, body):

@@ -110,9 +110,6 @@ def test_errors_hide_signatures_and_keep_reasons():
     assert line.endswith("(NoAuth; Not you)")
     assert "403 Forbidden" in line
     assert brief(RemoteError(line)) == f"RemoteError: {line}"
-
-
-def test_plain_http_is_refused_with_the_way_that_works():
     said = "Error performing GET http://127.0.0.1:9000/b in 2us - HTTP error: builder error"
     assert "client_options={'allow_http': True}" in brief(ValueError(said))
 
@@ -146,17 +143,6 @@ def test_a_bug_in_obstore_is_an_error_of_one_request():
     for raised, expected in ((PanicException, RemoteError), (KeyboardInterrupt,) * 2):
         with patch.object(objects._api, "delete", side_effect=raised), pytest.raises(expected):
             objects.delete("a")
-
-
-def test_what_others_changed_is_damage_and_no_row_is_restored(objects, tmp_path):
-    trained = begin(tmp_path / "a")
-    train_and_save(trained)
-    close_and_lose(trained)
-    key = next(key for key in objects.list("objects/") if "base" in key)
-    objects.held[key] = objects.held[key][:-1] + bytes([objects.held[key][-1] ^ 1])
-    with pytest.raises(cpr_ext.DamageError, match="checksum"):
-        begin(tmp_path / "b")
-    assert [path.name for path in (tmp_path / "b").iterdir()] == ["LOCK"]
 
 
 class LaggingObjects(MemoryObjects):
@@ -211,7 +197,8 @@ def test_damage_that_is_refused_is_healed_first(objects, tmp_path):
         report = trained.checkpointer.recover(shards=shards, on_damage="raise")
         assert not report.damaged_segments
         assert_same(trained.rows(), rows)
-    objects.held.clear()
+    for key, data in objects.held.items():
+        objects.held[key] = data if "base" not in key else data[:-1] + bytes([data[-1] ^ 1])
     flip(trained.store.path_of(record), record.file_bytes - 1)
     with pytest.raises(cpr_ext.DamageError, match="nothing was changed"):
         trained.checkpointer.recover(on_damage="raise")

@@ -1,10 +1,12 @@
 import gzip
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError, UsageError
 from cpr_ext.wings.lab.dlrm.batch import Batch
-from cpr_ext.wings.lab.dlrm.criteo import Criteo
+from cpr_ext.wings.lab.dlrm.criteo import Criteo, parse_categories, parse_column, parse_dense
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 
 Lines = Callable[[int], list[bytes]]
@@ -159,37 +161,82 @@ def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> 
     assert len(labels) + sum(skipped) == 1 + len(lines)
 
 
-def test_truncated_archive_is_named(tmp_path: Path, criteo_file: Path) -> None:
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, criteo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = gzip.compress(criteo_file.read_bytes())
-    file = tmp_path / "day_0.gz"
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"day_0\.gz: cannot be read as a Criteo log"):
-        list(Criteo(file, TINY).train_batches(100))
-
-
-def test_archive_of_nothing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(DataError, match=r"day_0\.gz.*Empty"):
-        list(Criteo(tmp_path, TINY).train_batches(100))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_embeddings": (5,) * 25}, "26 tables"),
-        ({"num_embeddings": (5,) * 25 + (0,)}, "26 tables"),
-    ],
-)
-def test_impossible_settings_are_refused(
-    criteo_file: Path, arguments: dict[str, object], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Criteo(criteo_file, **({"num_embeddings": TINY} | arguments))
-
-
-def test_missing_pyarrow_names_the_remedy(
-    criteo_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for content, words in (
+        (whole[: len(whole) // 2], r"day_0\.gz: cannot be read as a Criteo log"),
+        (gzip.compress(b""), r"day_0\.gz.*Empty"),
+    ):
+        (tmp_path / "day_0.gz").write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            list(Criteo(tmp_path / "day_0.gz", TINY).train_batches(100))
+    for sizes in ((5,) * 25, (5,) * 25 + (0,)):
+        with pytest.raises(UsageError, match="26 tables"):
+            Criteo(criteo_file, sizes)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
         next(Criteo(criteo_file, TINY).train_batches(100))
+
+
+# --- fields ---
+
+FIELDS = st.one_of(
+    st.just(b""),
+    st.binary(max_size=12),
+    st.integers(-(10**19), 10**19).map(lambda value: str(value).encode()),
+    st.integers(0, 2**34).map(lambda value: f"{value:08x}".encode()),
+    st.sampled_from([b"-", b"--1", b"+1", b"1_0", b" 1", b"FFFFFFFF", b"-ff", "٣".encode()]),
+)
+
+
+def plain_number(text: bytes, base: int) -> int | None:
+    digits = b"0123456789" if base == 10 else b"0123456789abcdefABCDEF"
+    body = text[1:] if base == 10 and text.startswith(b"-") else text
+    limit = 18 if base == 10 else 8
+    if not 1 <= len(body) <= limit or any(byte not in digits for byte in body):
+        return None
+    return int(text, base)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(FIELDS, max_size=3),
+    fields=st.lists(FIELDS, min_size=1, max_size=8),
+    base=st.sampled_from([10, 16]),
+)
+def test_columns_are_parsed_like_one_field_at_a_time(
+    before: list[bytes], fields: list[bytes], base: int
+) -> None:
+    # A slice, so that neither the offsets nor the data begin where their buffers do.
+    column = pyarrow.array([*before, *fields], type=pyarrow.binary())[len(before) :]
+    values, is_missing, is_malformed = parse_column(column, base)
+    expected = [plain_number(field, base) for field in fields]
+    assert is_missing.tolist() == [field == b"" for field in fields]
+    assert is_malformed.tolist() == [
+        field != b"" and number is None for field, number in zip(fields, expected, strict=True)
+    ]
+    assert values.tolist() == [number or 0 for number in expected]
+
+
+def binary(*fields: bytes) -> pyarrow.Array:
+    return pyarrow.array(fields, type=pyarrow.binary())
+
+
+def test_dense_features_are_log_of_one_plus_what_is_positive() -> None:
+    malformed: Counter[str] = Counter()
+    dense = parse_dense([binary(b"0", b"1", b"-3", b"", b"x"), binary(*[b"99"] * 5)], malformed)
+    assert dense.dtype == np.float32
+    assert dense[:, 0] == pytest.approx([0.0, np.log(2.0), 0.0, 0.0, 0.0])
+    assert dense[:, 1] == pytest.approx([np.log(100.0)] * 5)
+    assert list(malformed.values()) == [1]
+
+
+def test_missing_and_malformed_categories_are_zero_and_only_the_latter_counted() -> None:
+    malformed: Counter[str] = Counter()
+    categories = parse_categories(
+        [binary(b"68fd1e64", b"", b"xyz"), binary(b"123456789", b"f", b"0F")], malformed
+    )
+    assert categories.tolist() == [[0x68FD1E64, 0, 0], [0, 15, 15]]
+    assert list(malformed.values()) == [2]

@@ -38,20 +38,14 @@ def test_logloss_is_the_binary_cross_entropy_of_the_logits(
     assert logloss(labels, logits) == pytest.approx(expected.item(), rel=1e-5, abs=1e-9)
 
 
-def test_no_samples_give_nan() -> None:
+def test_no_samples_or_one_class_give_nan_and_a_missing_package_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert math.isnan(auc([], []))
     assert math.isnan(logloss([], []))
-
-
-def test_one_class_gives_nan_auc_but_a_logloss() -> None:
     assert math.isnan(auc([1.0, 1.0], [0.2, 0.9]))
     assert logloss([1.0, 1.0], [0.0, 0.0]) == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("metric", [auc, logloss])
-def test_missing_scikit_learn_names_the_remedy(
-    metric: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
-        metric([0, 1], [0.1, 0.2])
+    for metric in (auc, logloss):
+        with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
+            metric([0, 1], [0.1, 0.2])

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,8 @@ def test_logits_and_gradients_equal_a_plain_loop(num_dense: int, device: str) ->
     expected = reference_logits(model, batch)
     logits = model(batch)
     assert logits.shape == (3,)
+    with pytest.raises(UsageError, match="the batch has 2 tables, the model 3"):
+        model(replace(batch, indices=batch.indices[:2]))
     torch.testing.assert_close(logits, expected)
 
     parameters = list(model.parameters())
@@ -118,10 +121,3 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, object], message: s
     }
     with pytest.raises(UsageError, match=message):
         DLRM(**(arguments | change))
-
-
-def test_batch_of_another_source_is_refused() -> None:
-    batch = small_batch()
-    batch.indices.pop()
-    with pytest.raises(UsageError, match="the batch has 2 tables, the model 3"):
-        small_model()(batch)

@@ -92,26 +92,21 @@ def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(
     ]
 
 
-@pytest.mark.parametrize("missing", ["ratings.dat", "movies.dat"])
-def test_missing_file_is_named_with_the_remedy(movietweetings_folder: Path, missing: str) -> None:
-    (movietweetings_folder / missing).unlink()
-    with pytest.raises(DataError, match=rf"{missing}: no such file.*sidooms/MovieTweetings"):
-        MovieTweetings(movietweetings_folder)
-
-
-def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere/ratings\.dat: no such file"):
-        MovieTweetings(tmp_path / "nowhere")
-
-
-def test_no_well_formed_rating_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_with_the_remedy(movietweetings_folder: Path) -> None:
+    folder = movietweetings_folder
+    ratings, movies = ((folder / name).read_bytes() for name in ("ratings.dat", "movies.dat"))
+    (folder / "movies.dat").unlink()
+    with pytest.raises(DataError, match=r"movies\.dat: no such file.*sidooms/MovieTweetings"):
+        MovieTweetings(folder)
+    (folder / "movies.dat").write_bytes(movies)
+    (folder / "ratings.dat").write_text("nonsense\n")
     with pytest.raises(DataError, match=r"ratings\.dat has no well-formed line"):
-        MovieTweetings(write(tmp_path, "nonsense\n"))
-
-
-def test_truncated_archive_is_named(movietweetings_folder: Path) -> None:
-    whole = gzip.compress((movietweetings_folder / "ratings.dat").read_bytes())
-    (movietweetings_folder / "ratings.dat").unlink()
-    (movietweetings_folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
+        MovieTweetings(folder)
+    (folder / "ratings.dat").unlink()
+    for place in (folder, folder / "nowhere"):
+        with pytest.raises(DataError, match=r"ratings\.dat: no such file"):
+            MovieTweetings(place)
+    whole = gzip.compress(ratings)
+    (folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"ratings\.dat\.gz: cannot be read"):
-        MovieTweetings(movietweetings_folder)
+        MovieTweetings(folder)

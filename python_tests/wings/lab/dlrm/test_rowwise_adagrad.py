@@ -96,8 +96,5 @@ def test_each_group_has_its_own_learning_rate_and_none_gradients_are_skipped() -
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RowWiseAdagrad([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
-
-
-def test_parameter_that_is_no_table_is_refused() -> None:
     with pytest.raises(UsageError, match=r"got shape \(3,\)"):
         RowWiseAdagrad([torch.nn.Parameter(torch.zeros(3))])

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
+from cpr_ext.wings.lab.dlrm.synthetic import PlantedTeacher, Synthetic, production_skew
 
 BLOCK = 4096
 
@@ -43,17 +43,42 @@ def test_labels_follow_the_teacher() -> None:
     assert 0.2 < labels.mean() < 0.6
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"size": ()},
-        {"size": (5, 0)},
-        {"size": "huge"},
-        {"num_samples": 0},
-        {"num_dense": -1},
-        {"seed": -1},
-    ],
-)
-def test_impossible_sizes_are_refused(arguments: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        Synthetic(**arguments)
+def test_impossible_sizes_are_refused() -> None:
+    sizes = [{"size": ()}, {"size": (5, 0)}, {"size": "huge"}]
+    for wrong in [*sizes, {"num_samples": 0}, {"num_dense": -1}, {"seed": -1}]:
+        with pytest.raises(UsageError):
+            Synthetic(**wrong)
+
+
+@pytest.mark.parametrize("year", ["2021", "2022"])
+def test_drawn_rows_have_the_skew_of_the_statistics(year: str) -> None:
+    skew = production_skew(year)
+    num_embeddings, num_draws = 1_000_000, 2_000_000
+    ranks = skew.ranks(np.random.default_rng(0).random(num_draws), num_embeddings)
+    counts = np.bincount(ranks, minlength=num_embeddings)
+    last_row = np.round(np.cumsum(skew.row_share) * num_embeddings).astype(np.int64)
+    drawn_share = np.add.reduceat(counts, np.concatenate(([0], last_row[:-1]))) / num_draws
+    # The hottest buckets are a few rows wide, so that their edges fall between rows.
+    assert np.cumsum(drawn_share)[2:] == pytest.approx(np.cumsum(skew.access_share)[2:], abs=5e-3)
+
+
+def test_logits_sum_row_dense_and_pair_effects() -> None:
+    teacher = PlantedTeacher((50_000, 20_000, 10), num_dense=2, seed=1)
+    generator = np.random.default_rng(0)
+    dense = generator.standard_normal((20_000, 2)).astype(np.float32)
+    row_ids = np.stack([generator.integers(rows, size=20_000) for rows in (50_000, 20_000, 10)])
+    logits = teacher.logits(dense, row_ids)
+
+    def moved_by(table: int) -> float:
+        other = row_ids.copy()
+        other[table] = 0
+        return float((teacher.logits(dense, other) - logits).std())
+
+    assert moved_by(0) > 2 * moved_by(2) > 0
+    assert (teacher.logits(np.zeros_like(dense), row_ids) - logits).std() == pytest.approx(
+        0.4, abs=0.05
+    )
+    # A pair's effect is no sum of the effects of its rows.
+    corners = np.array([[1, 1, 2, 2], [1, 2, 1, 2], [0, 0, 0, 0]])
+    a, b, c, d = teacher.logits(np.zeros((4, 2), dtype=np.float32), corners)
+    assert abs((a + d) - (b + c)) > 1e-3

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.emulation.run_strategy import Training
+from cpr_ext.wings.lab.emulation.run_strategy import EmulatedClock, Training
 from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, find_scenario
 from cpr_ext.wings.policy import ParityCosts
 
@@ -31,17 +31,12 @@ def test_every_strategy_recovers_by_its_rules() -> None:
     assert set(rules.values()) == {"partial"}
 
 
-def test_parity_without_a_group_size_is_refused() -> None:
+def test_a_scenario_out_of_range_is_refused_by_name() -> None:
+    for wrong in ({"pls_target": 0}, {"pls_target": 1.5}, {"fraction": 0}, {"num_failures": -1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            replace(find_scenario("abstract-56h"), **wrong)
     with pytest.raises(UsageError, match="give --parity-group-size"):
         find_scenario("abstract-56h").strategy("parity")
-
-
-@pytest.mark.parametrize(
-    "change", [{"pls_target": 0}, {"pls_target": 1.5}, {"fraction": 0}, {"num_failures": -1}]
-)
-def test_a_scenario_out_of_range_is_refused_by_name(change: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(change))):
-        replace(find_scenario("abstract-56h"), **change)
 
 
 def test_a_stream_needs_a_number_of_steps() -> None:
@@ -52,3 +47,31 @@ def test_a_stream_needs_a_number_of_steps() -> None:
     with pytest.raises(UsageError, match="--steps"):
         Training().clock(Stream(), 10)
     assert Training(max_steps=5).clock(Stream(), 10).total_steps == 5
+
+
+# --- the clock ---
+
+
+def test_a_job_of_56_hours_in_1000_steps() -> None:
+    clock = EmulatedClock(56, total_samples=128_000, samples_per_step=128)
+    assert clock.total_steps == 1000
+    assert clock.hours(64_000) == 28
+    assert clock.hours_per_step == pytest.approx(0.056)
+    assert clock.step_at(28) == 500
+    assert clock.step_at(28.02) == 500
+    assert clock.step_at(28.03) == 501
+    assert clock.interval_steps(44.8) == 800
+    assert clock.interval_steps(0.125 * 44.8) == 100
+
+
+def test_what_a_run_cannot_show_is_refused_with_the_remedy() -> None:
+    clock = EmulatedClock(50, total_samples=1000, samples_per_step=100)
+    with pytest.raises(UsageError, match=r"one training step stands for 5 h.*more steps"):
+        clock.interval_steps(2)
+    with pytest.raises(UsageError, match="must be positive"):
+        clock.interval_steps(0)
+    with pytest.raises(UsageError, match="not within the job"):
+        clock.step_at(50.1)
+    for bad in ((0, 10, 1), (float("nan"), 10, 1), (5, 0, 1), (5, 10, 0)):
+        with pytest.raises(UsageError):
+            EmulatedClock(*bad)
