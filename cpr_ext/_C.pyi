@@ -236,20 +236,6 @@ class RowTracker:
         a StopFlag that another thread may set, was set before the rows were found.
         """
 
-    def select_ranges(
-        self,
-        edges: collections.abc.Sequence[typing.SupportsIndex],
-        ks: collections.abc.Sequence[typing.SupportsIndex],
-        *,
-        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
-        pool: ThreadPool | None = None,
-        stop: StopFlag | None = None,
-    ) -> list[numpy.typing.NDArray[numpy.int64]]:
-        """Select at most ks[i] rows of each range [edges[i], edges[i + 1]), as select() does.
-
-        Returns the row ids of fewer ranges once `stop` is set.
-        """
-
     def take(
         self,
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],

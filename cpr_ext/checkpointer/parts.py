@@ -163,7 +163,6 @@ def make_selector(trained: Trained, tracking: Tracking, staging: Staging) -> Sel
     settings = trained.settings
     return Selector(
         *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
-        settings.num_shards,
         staging.threads,
         tracking.watch.changes.is_changed,
         tracking.keys,

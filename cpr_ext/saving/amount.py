@@ -99,7 +99,8 @@ class CaptureAmount:
         return 0 if self._known is None else row_bytes * (self._count_updates() - self._known)
 
     def _of_rows(self) -> list[int]:
-        return [t.weight[:1].nbytes * len(t.array_names()) for t in self._tables]
+        sizes = (t.embedding_dim * t.weight.element_size() for t in self._tables)
+        return [size * len(t.array_names()) for size, t in zip(sizes, self._tables, strict=True)]
 
     def can_fit(self) -> bool:
         """Return whether all dirty rows may be captured within one step, once few are dirty.

@@ -94,7 +94,7 @@ class LargestChange(Priority):
 class AllRows(Priority):
     """Every row that changed since it was last saved. 1 bit per row.
 
-    With a fraction below 1 the changed rows of a shard take turns: each is saved within
+    With a fraction below 1 the changed rows of a table take turns: each is saved within
     ``ceil(1 / fraction)`` snapshots that are committed, whatever its id.
     """
 

@@ -391,7 +391,8 @@ class SavedHashes:
         """
         self.is_overwritten = False
         # Small ones first: each snapshot holds them whole, and records all their rows.
-        self._left = deque(sorted(map(self._tables.__getitem__, tables), key=_num_rows))
+        wanted = (each for name, each in self._tables.items() if name in tables)
+        self._left = deque(sorted(wanted, key=_num_rows))
         self._is_passing = True
         with _as_unknown():
             for each in self._left:

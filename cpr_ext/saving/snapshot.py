@@ -85,7 +85,7 @@ class Snapshot:
         self.file_bytes = 0
         self.is_at_once = False
         self.is_candidate = False
-        self.compared: tuple[str, ...] = ()
+        self.compared: frozenset[str] = frozenset()
         self.is_complete = False
         self.is_recorded = False
         self.content = b""

@@ -106,20 +106,18 @@ class SnapshotRows:
         self,
         stop: native.StopFlag | None = None,
         *,
-        some: bool = False,
         wait: bool = True,
     ) -> None:
         """Choose rows.
 
         Args:
             stop: once it is set, returns after the current table.
-            some: do not choose all, if that may take long.
             wait: wait for a GPU that chooses, instead of returning.
         """
         if self.are_chosen:
             return
         dirty_but = self._moved if self.are_all_dirty else None
-        self._choice.choose(stop, some=some, wait=wait, dirty_but=dirty_but)
+        self._choice.choose(stop, wait=wait, dirty_but=dirty_but)
         if self._choice.is_done:
             self._selections = [each for each in self._choice.selections if each.num_rows > 0]
             for each in self._selections:
@@ -208,7 +206,7 @@ class SnapshotRows:
         if not self._choice.is_done:
             if not wait_for_slot and self._choice.is_pending:
                 return False
-            self.choose(stop, some=max_bytes > 0, wait=wait_for_slot)
+            self.choose(stop, wait=wait_for_slot)
             if not self.are_chosen or (stop is not None and stop.is_set()):
                 return True
         if not self._is_capturing:
@@ -260,15 +258,15 @@ class SnapshotRows:
         is_captured = self._are_gathered or not self.are_of_fixed_step
         return selector.are_complete(self._choice.selections, is_captured=is_captured)
 
-    def tables_to_compare(self, *, were_captured_at_once: bool) -> tuple[str, ...]:
-        """Return the tables of which rows may differ from what the store holds then.
+    def tables_to_compare(self, *, were_captured_at_once: bool) -> frozenset[str]:
+        """Return the names of tables of which rows may differ from what the store holds then.
 
         Those whose optimizer moves rows without a gradient cannot be compared, and are left out.
 
         Args:
             were_captured_at_once: between two steps: of tables that it holds whole, none may.
         """
-        return tuple(
+        return frozenset(
             table.name
             for index, table in enumerate(self._context.selector.tables)
             if table.updates_only_looked_up_rows()

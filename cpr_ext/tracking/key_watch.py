@@ -150,8 +150,8 @@ class KeyWatch:
             if len(clean):
                 self._count(saved.table, clean)
 
-    def must_save(self, table: Table, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return (n,) int64, ascending: slots of [begin, end) with another key than saved.
+    def must_save(self, table: Table) -> npt.NDArray[np.int64]:
+        """Return (n,) int64, ascending: slots with another key than saved.
 
         Raises:
             UsageError: :meth:`look` found two slots with one key, or a number that is no key.
@@ -161,9 +161,7 @@ class KeyWatch:
         saved = self._saved.get(table.name)
         if saved is None or saved.look is None:
             return _NO_ROWS
-        slots = saved.look.changed.cpu().numpy()
-        first, last = np.searchsorted(slots, (begin, end))
-        return slots[first:last]
+        return saved.look.changed.cpu().numpy()
 
     def describe(self) -> dict[str, dict[str, int | None]]:
         """Return what a snapshot notes of keyed tables, by name.

@@ -97,28 +97,6 @@ std::optional<py::array_t<int64_t>> select(const RowTracker& tracker, int64_t be
   return to_numpy(std::move(row_ids));
 }
 
-std::vector<py::array_t<int64_t>> select_ranges(const RowTracker& tracker,
-                                                const std::vector<int64_t>& edges,
-                                                const std::vector<int64_t>& ks,
-                                                const ArrayLike& weight, const Pool& pool,
-                                                const StopFlag* stop) {
-  if (edges.size() != ks.size() + 1) throw UsageError("edges must be one more than ks");
-  const OptionalWeight now(weight, tracker);
-  std::vector<RowIdVector> found;
-  try {
-    py::gil_scoped_release release;
-    const StopScope scope(stop);
-    for (size_t i = 0; i < ks.size(); ++i) {
-      found.push_back(tracker.select({edges[i], edges[i + 1]}, ks[i], now.get(), pool.get()));
-    }
-  } catch (const Stopped&) {
-  }
-  std::vector<py::array_t<int64_t>> arrays;
-  arrays.reserve(found.size());
-  for (RowIdVector& row_ids : found) arrays.push_back(to_numpy(std::move(row_ids)));
-  return arrays;
-}
-
 TakenRows take(RowTracker& tracker, const ArrayLike& row_ids, const ArrayLike& weight,
                const Pool& pool) {
   const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
@@ -273,10 +251,6 @@ void register_row_tracker(py::module_& module) {
            "it. Returns int64 row ids, ascending; the same for any number of threads. None: "
            "`stop`,\n"
            "a StopFlag that another thread may set, was set before the rows were found.")
-      .def("select_ranges", &select_ranges, py::arg("edges"), py::arg("ks"), py::kw_only(),
-           py::arg("weight") = py::none(), py::arg("pool") = nullptr, py::arg("stop") = nullptr,
-           "Select at most ks[i] rows of each range [edges[i], edges[i + 1]), as select() does.\n\n"
-           "Returns the row ids of fewer ranges once `stop` is set.")
       .def(
           "begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
           py::kw_only(), py::arg("weight") = py::none(),

@@ -1,7 +1,7 @@
 // Where selections begin if all rows score the same, so that each has its turn.
 //
 // A selection begins behind the rows that were taken of the last one of its range, and behind the
-// range's end again at its front. A range is one by its ends: the rows of a shard.
+// range's end again at its front. A range is one by its ends: nearly always the whole table.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class Rotation {
     int64_t begin_row() const { return range.begin + begin % range.size(); }
   };
 
-  std::vector<Turn> turns_;  // a few: one per shard
+  std::vector<Turn> turns_;  // a few
 };
 
 }  // namespace cpr_ext

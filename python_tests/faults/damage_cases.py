@@ -75,7 +75,7 @@ def _case_fault(scene: Scene, case: Case, store: Path, mode: str) -> str | None:
     try:
         with opened(store) as run:
             if MANIFEST_FILE in case.changed:
-                return _other_manifest_fault(run, mode)
+                return _other_manifest_fault(scene, run, mode)
             before = run.state()
             fill(run)
             try:
@@ -104,15 +104,20 @@ def _case_fault(scene: Scene, case: Case, store: Path, mode: str) -> str | None:
         return None if named else f"not named: {error}"
 
 
-def _other_manifest_fault(run: Trained, mode: str) -> str | None:
-    """A sound manifest of another store or swapped for another file: no file is as it says."""
+def _other_manifest_fault(scene: Scene, run: Trained, mode: str) -> str | None:
+    """A sound manifest of another store, or of before: files that it names are gone or others.
+
+    The full-recovery point was there before, so there is that to fall back to.
+    """
     if run.store.is_empty:
         return "an empty manifest was believed"
     try:
-        run.checkpointer.recover(on_damage=mode)
+        report = run.checkpointer.recover(on_damage=mode)
     except DamageError:
         return None
-    return "segments that it does not name were taken"
+    fell_back = mode == "fall_back" and report.damaged_segments and report.step == 1
+    is_exact = fell_back and not differences(run.rows(), scene.first_state)
+    return None if is_exact else "segments that it does not name were taken"
 
 
 def _good_dense(scene: Scene, case: Case) -> list[SegmentRecord]:

@@ -42,7 +42,7 @@ class Shape:
     tables: Mapping[str, tuple[int, int]]
     num_shards: int
     num_partials: int
-    fraction: float = 0.5
+    fraction: float = 0.15
     optimizer: str = "adagrad"
     has_dense: bool = True
 
@@ -125,6 +125,7 @@ class Scene:
             what = (name, record.snapshot, record.kind, record.last_step)
             self.segments.append(Segment(*what, pieces, read_chunks(path)))
         self.dense = reader.manifest.dense
+        assert [each.is_complete for each in self.dense] == [True, False], "not as described"
 
     def copy(self, place: Path) -> Path:
         """The store as it was, elsewhere."""

@@ -56,7 +56,10 @@ def make_copy(target: Target, sound: Manifest, draw: random.Random) -> str:
     if draw.random() < 0.5:
         with suppress(TypeError, KeyError, IndexError):
             others = replaced(others, draw_path(others, draw), draw.choice(VALUES))
-    head = b"" if not is_regular(manifest) else manifest.read_bytes()[: 10**7]
+    head = b""
+    if is_regular(manifest):  # perhaps a large one with holes
+        with manifest.open("rb") as file:
+            head = file.read(10**7)
     text = head.decode(errors="replace").partition('"content":')[2].rstrip().removesuffix("}")
     with suppress(TypeError, AttributeError):
         content = json.dumps(others).removesuffix("}") + f', "manifest": {text}}}'
