@@ -41,7 +41,7 @@ def test_memory_is_mapped_once_and_given_back_on_request_or_if_the_device_has_li
     for number in range(4):  # however often training waits for the device
         taken = save_some_rows(counter)
         emulator.synchronize()
-        assert (emulator.mappings() == 0) == (number > 0)
+        assert (emulator.mappings() == 0) == (number > 1)  # two are taken at once
     emulated.native.trim_memory(0)
     assert emulator.pooled_bytes() > before
     counter.put_back(taken)

@@ -123,14 +123,15 @@ def test_dirty_and_recorded_rows_may_change_and_the_first_other_one_is_named(
     ids = np.array(sorted(recorded), dtype=np.int64)
     table.hashes.record(table.arrays, ids)
     named = sorted(changed - dirty - recorded)
-    assert table.compare() == (named[0] if named else -1, ROWS - len(dirty), 0)
+    seen = range(named[0] + 1 if named and backend.device is None else ROWS)  # the CPU stops there
+    assert table.compare() == ([*named, -1][0], len(set(seen) - dirty), 0)
     for row in named[:1]:
         assert table.compare(row + 1)[0] == ([*named[1:], -1][0])
         assert table.compare(0, row) == (-1, row - len([d for d in dirty if d < row]), 0)
     if backend.name == "cpu":
         everything = np.arange(ROWS, dtype=np.int64)
         first = table.hashes.compare(table.arrays, table.native, everything)[0]
-        assert first == (named[0] if named else -1)
+        assert first == [*named, -1][0]
 
 
 def test_rows_of_unknown_hash_are_counted(backend):

@@ -35,7 +35,7 @@ def test_the_file_is_header_and_padded_rows_and_every_piece_has_its_checksum(tmp
     segment = segments.write_segment(tmp_path / "s", tables, direct_io=direct_io)
     image = segment.path.read_bytes()
     assert image == segment.layout.expected_file()
-    assert len(segment.chunks) > 4
+    assert len(segment.chunks) > 3  # two of "a"
     for i, first, count, _, checksums in segment.chunks:
         expected = []
         for name, offset in segment.layout.offsets[i].items():
