@@ -35,7 +35,7 @@ def test_figures_by_hand_from_options(cpr):
     assert vanilla["interval_hours"] == pytest.approx(2 * 0.05 * 10 * 25)
     assert vanilla["expected"]["pls"] == pytest.approx(0.05)
     assert vanilla["overhead_fraction"] == pytest.approx(0.04)
-    assert plan["recommended"] == "CPR-MFU"
+    assert plan["recommended"] == "parity"
     sources = {source["what"]: source for source in plan["inputs"]}
     assert sources["load lost shards"]["origin"] == "assumed"
     assert [one["name"] for one in plan["strategies"]][6:] == ["parity", "parity + CPR"]

@@ -81,7 +81,7 @@ def reopen(trained):
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
         store=StoreOptions(None),
-        priority=cpr_ext.MostFrequentlyUsed(0.2),
+        priority=cpr_ext.MostFrequentlyUsed(0.1),
     )
     again.checkpointer.recover(mode="full")
     return again

@@ -24,7 +24,7 @@ def trained_store(
         directory,
         TABLES,
         num_shards=num_shards,
-        priority=priority or cpr_ext.MostFrequentlyUsed(0.2),
+        priority=priority or cpr_ext.MostFrequentlyUsed(0.1),
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 16),
         **options,
     )
