@@ -1,10 +1,6 @@
 """The callback under the real Trainer: killed, resumed in mid-epoch, equal bit for bit."""
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +16,6 @@ from cpr_ext.wings.callbacks.loops import first_dimension
 from python_tests.wings.callbacks import lightning_job
 from python_tests.wings.callbacks.lightning_job import NUM_BATCHES, NUM_EPOCHS, Batches, fit
 
-ROOT = Path(__file__).resolve().parents[3]
 CODE = """
 import sys
 from python_tests.wings.callbacks.lightning_job import fit
@@ -83,13 +78,3 @@ def test_other_processes_and_checkpoints_are_refused_and_samples_of_a_batch_coun
         assert first_dimension(batch) == 5
     for batch in (torch.tensor(1), "text", [], 3):
         assert first_dimension(batch) == 1
-
-
-def test_the_example_continues_from_its_store(tmp_path):
-    program = [sys.executable, ROOT / "examples/lightning_callback.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for step in (0, 200):
-        done = subprocess.run(
-            program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        assert f"continued from step {step}, done at step 200" in done.stdout

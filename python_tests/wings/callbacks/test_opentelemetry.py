@@ -12,6 +12,7 @@ import yaml
 import cpr_ext
 from cpr_ext import StoreOptions
 from cpr_ext.errors import UsageError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -33,6 +34,10 @@ def reader():
 
 @pytest.fixture
 def meter(reader):
+    yield from meter_of(reader)
+
+
+def meter_of(reader):
     provider = MeterProvider([reader])
     yield provider.get_meter("test")
     provider.shutdown()
@@ -71,11 +76,9 @@ def run(tmp_path):
 def collected(reader):
     """Value by name and attributes."""
     data = reader.get_metrics_data()
-    if data is None:
-        return {}
     return {
         (metric.name, *sorted(point.attributes.items())): point.value
-        for resource in data.resource_metrics
+        for resource in (data.resource_metrics if data else ())
         for scope in resource.scope_metrics
         for metric in scope.metrics
         for point in metric.data.data_points
@@ -152,36 +155,24 @@ def test_wrong_attributes_and_something_else_than_a_checkpointer_are_refused(run
 @pytest.fixture
 def exposed():
     """A meter whose metrics Prometheus shows."""
-    provider = MeterProvider([PrometheusMetricReader()])
-    yield provider.get_meter("prometheus")
-    provider.shutdown()
+    yield from meter_of(PrometheusMetricReader())
 
 
-def prometheus_names(meter, ckpt):
-    from cpr_ext.metrics.parity_metrics import ParityMetrics
-
+def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
+    _, _, ckpt = checkpointer(tmp_path / "store", has_copy=True)
     ckpt.metrics.parity, ckpt.metrics.common_step = ParityMetrics(), 1
-    export_metrics(ckpt, {"rank": 0}, meter=meter)
-    text = generate_latest(REGISTRY).decode()
-    return set(re.findall(r"^# TYPE (cpr_\w+) \w+$", text, re.MULTILINE))
-
-
-def table_of(names):
+    export_metrics(ckpt, {"rank": 0}, meter=exposed)
+    shown = generate_latest(REGISTRY).decode()
+    names = set(re.findall(r"^# TYPE (cpr_\w+) \w+$", shown, re.MULTILINE))
+    ckpt.close()
+    assert len(names) == len(INSTRUMENTS)
     by_stem = {re.sub(r"(_seconds|_bytes)?(_total)?$", "", name): name for name in names}
     rows = [
         f"| `{each.name}` | `{each.unit}` | {each.kind} | "
         f"`{by_stem[each.name.replace('.', '_')]}` | {each.description} |"
         for each in INSTRUMENTS
     ]
-    return "\n".join(rows)
-
-
-def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
-    run = checkpointer(tmp_path / "store", has_copy=True)
-    names = prometheus_names(exposed, run[2])
-    run[2].close()
-    assert len(names) == len(INSTRUMENTS)
-    assert table_of(names) in PAGE.read_text()
+    assert "\n".join(rows) in PAGE.read_text()
     alerts = yaml.safe_load((ROOT / "docs/monitoring/alerts.yml").read_text())
     rules = alerts["groups"][0]["rules"]
     dashboard = json.loads((ROOT / "docs/monitoring/dashboard.json").read_text())
