@@ -17,7 +17,13 @@ from cpr_ext.wings.publishing.part_file import checksum_of
 from cpr_ext.wings.publishing.publication import FORMAT_NAME, INDEX_FILE
 from cpr_ext.wings.publishing.subscriber import put_rows
 from python_tests.helpers import Trained, assert_same, flip, same_bits
-from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.wings.publishing.consumers import (
+    assert_serves_what_recovery_restores,
+    served,
+    train_and_save,
+    weights,
+)
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 
 @pytest.fixture
@@ -30,28 +36,6 @@ def trained(tmp_path):
 @pytest.fixture
 def store(trained):
     return trained.store.directory
-
-
-def served():
-    """Tables of a serving process, which has never trained."""
-    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
-
-
-def weights(tables):
-    return {name: module.weight.detach().clone() for name, module in tables.items()}
-
-
-def train_and_save(trained, steps=2):
-    trained.train(steps)
-    trained.checkpointer.save()
-    trained.checkpointer.wait()
-
-
-def assert_serves_what_recovery_restores(tables, trained):
-    trained.die()
-    _, rows, _ = recovered(trained.store.directory)
-    for name, arrays in rows.items():
-        assert same_bits(tables[name].weight.detach(), arrays["weight"]), name
 
 
 def test_a_subscriber_follows_training(trained, store, tmp_path):

@@ -4,15 +4,20 @@ from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 import pytest
-from torch import nn
 
 import cpr_ext
 from cpr_ext.wings.publishing import Subscriber, publish, read_publication
 from cpr_ext.wings.publishing.remote_place import RemotePlace
 from cpr_ext.wings.remote import RemoteError, range_reading
-from python_tests.helpers import assert_same, same_bits
+from python_tests.helpers import assert_same
+from python_tests.wings.publishing.consumers import (
+    assert_serves_what_recovery_restores,
+    served,
+    train_and_save,
+    weights,
+)
 from python_tests.wings.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
-from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 ADDRESS = "memory:///rows"
 
@@ -38,26 +43,6 @@ def at(objects):
 def objects():
     with at(MemoryObjects()) as found:
         yield found
-
-
-def served():
-    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
-
-
-def weights(tables):
-    return {name: module.weight.detach().clone() for name, module in tables.items()}
-
-
-def train_and_save(trained):
-    trained.train(1)
-    trained.checkpointer.save()
-    trained.checkpointer.wait()
-
-
-def recovered_weights(trained):
-    trained.die()
-    _, rows, _ = recovered(trained.store.directory)
-    return {name: arrays["weight"] for name, arrays in rows.items()}
 
 
 def test_a_subscriber_reads_only_its_own_tables(objects, trained):
@@ -135,8 +120,7 @@ def test_old_files_are_removed_and_a_late_subscriber_catches_up(objects, trained
     named = sum(len(update.files) for update in index.updates)
     assert named <= len(objects.list("files/")) < named + 20
     late.poll()
-    expected = recovered_weights(trained)
-    assert all(same_bits(found, expected[name]) for name, found in weights(tables).items())
+    assert_serves_what_recovery_restores(tables, trained)
 
 
 def test_a_damaged_or_missing_file_is_named_and_changes_no_row(objects, trained):
@@ -180,7 +164,5 @@ def test_a_publisher_that_slept_through_many_states_gets_an_error_and_removes_no
     assert Subscriber(ADDRESS, tables).poll().number == 6
     train_and_save(trained)
     assert publish(store, ADDRESS, renew_after=100).number == 7
-    expected = recovered_weights(trained)
-    tables = served()
     Subscriber(ADDRESS, tables).poll()
-    assert_same(weights(tables), expected)
+    assert_serves_what_recovery_restores(tables, trained)
