@@ -4,10 +4,7 @@
 device that need no stream or graph of PyTorch's.
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +15,7 @@ from cpr_ext._native import native
 pytestmark = pytest.mark.gpu
 is_emulated = os.environ.get("CPR_EXT_GPU") == "emulated"
 of_pytorch = pytest.mark.skipif(
-    is_emulated,
-    reason="PyTorch has no streams and no graphs on the emulated device",
+    is_emulated, reason="PyTorch has no streams and no graphs on the emulated device"
 )
 
 
@@ -176,9 +172,9 @@ def assert_recovers(other, directory, expected):
         assert torch.equal(parameter.detach().cpu(), value)
 
 
-def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path: Path):
+def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path):
     class Two(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.here = torch.nn.Embedding(5000, 8, sparse=True)
             self.there = torch.nn.Embedding(5000, 8, sparse=True, device="cuda")

@@ -3,8 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import torch
 from python_tests.test_bench import load, run
 
 
-def run_emulated(what: str, folder: Path) -> str:
+def run_emulated(what, folder):
     return run("-m", "python_tests.emulated_bench", what, str(folder))
 
 
@@ -21,7 +19,7 @@ def run_emulated(what: str, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) -> None:
+def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path):
     shown = run_emulated("targets", tmp_path)
     assert "0 failed" in shown.splitlines()[-1]
     for stage in (
@@ -37,7 +35,7 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
 
 
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+def bounds(monkeypatch):
     """gpu_bounds with its kernels emulated."""
     from python_tests import emulated_bench
 
@@ -48,7 +46,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("row_bytes", [64, 256, 512])
-def test_the_simplest_kernels_count_and_gather(bounds: Any, row_bytes: int) -> None:
+def test_the_simplest_kernels_count_and_gather(bounds, row_bytes):
     random = np.random.default_rng(0)
     rows = [3, 1000]
     for returns in (False, True):
@@ -65,7 +63,7 @@ def test_the_simplest_kernels_count_and_gather(bounds: Any, row_bytes: int) -> N
 
 
 @pytest.mark.parametrize("architecture", ["80", "90"])
-def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
+def test_the_simplest_kernels_are_compiled_by_nvcc(architecture):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc")
     library = load("gpu_bounds").compile_for(architecture)
@@ -73,7 +71,7 @@ def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
     assert library.bound_gather is not None
 
 
-def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Path) -> None:
+def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path):
     run_emulated("profile", tmp_path)
     events = load("gpu_device").read_events(tmp_path / "trace.json.gz")
     [clock] = [e for e in events if e.name == "cpr_ext clock"]
@@ -84,8 +82,8 @@ def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Pa
     assert done["check"].end <= done["write"].end
 
 
-def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path: Path, capsys: Any) -> None:
-    def event(category: str, name: str, begin: float, duration: float, stream: int = 7) -> Any:
+def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path, capsys):
+    def event(category, name, begin, duration, stream=7):
         times = {"ts": begin, "dur": duration, "args": {"stream": stream}}
         return {"ph": "X", "cat": category, "name": name, **times}
 
@@ -109,17 +107,17 @@ def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path: Path, capsys: An
 
 
 def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     targets, table = load("gpu_targets"), load("gpu_table")
     file = tmp_path / "gpu.json"
 
-    def fails(sizes: Any) -> Any:
+    def fails(sizes):
         yield table.Target("early", "other", 1.0, 2.0, 1.0, 2.0)
         assert [row["stage"] for row in json.loads(file.read_text())["rows"]] == ["early"]
         raise MemoryError("all is full")
 
-    def goes_on(sizes: Any) -> Any:
+    def goes_on(sizes):
         yield table.Target("late", "other", 1.0, 0.5, 1.0, 0.5)
 
     monkeypatch.setattr(load("results"), "FOLDER", tmp_path)
@@ -143,7 +141,7 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     assert "a failed: MemoryError: all is full" in page
 
 
-def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys: Any) -> None:
+def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     for name in ("gpu_targets", "gpu_profile"):

@@ -18,7 +18,7 @@ from python_tests.strict_device import FAULTS, on_device, strict
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments):
     return subprocess.run(
         [
             *(sys.executable, "-m", "python_tests.strict_device", *arguments),

@@ -9,7 +9,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 
 
-def _backends() -> list[str]:
+def _backends():
     try:
         native.crc32c(b"", backend="sse42")
     except UsageError:
@@ -17,7 +17,7 @@ def _backends() -> list[str]:
     return ["portable", "sse42", "best"]
 
 
-def _bitwise(data: bytes, crc: int = 0) -> int:
+def _bitwise(data, crc=0):
     """RFC 3720: reflected polynomial 0x1EDC6F41, one bit at a time."""
     crc ^= 0xFFFFFFFF
     for byte in data:

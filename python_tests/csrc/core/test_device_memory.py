@@ -100,11 +100,7 @@ def test_a_download_waits_for_no_upload(emulated):
 
 # --- captures of CUDA graphs ---
 
-TRACKERS = {
-    "access_counter": {},
-    "dirty_rows": {},
-    "row_sampler": {"capacity": 10, "period": 2},
-}
+TRACKERS = {"access_counter": {}, "dirty_rows": {}, "row_sampler": {"capacity": 10, "period": 2}}
 
 
 def make_tracker(backend, kind):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from cpr_ext._native import native
 from cpr_ext.errors import StorageError
 from python_tests.csrc import segments
-from python_tests.csrc.segments import HEADER, Layout, Table, random_table
+from python_tests.csrc.segments import HEADER, Layout, random_table
 
 
-def _tables() -> list[Table]:
+def _tables():
     return [
         random_table("ranged", 3000, 16),
         random_table("chosen", 4000, 8, row_ids=np.arange(1, 4000, 2)),

@@ -5,6 +5,7 @@ import gc
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import StorageError, UsageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import HEADER, Layout, random_table
-from python_tests.csrc.storage import faulty_io
 
 
 def _start(tmp_path, pipe, name="s", **table):
@@ -253,44 +253,29 @@ def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
 
 def test_many_jobs_from_many_threads_share_one_pipeline(tmp_path):
     pipe = segments.pipeline(num_slots=3, num_threads=2)
-    failures = []
 
-    def work(i: int) -> None:
-        try:
-            for j in range(5):
-                path = tmp_path / f"{i}.{j}"
-                segment = segments.write_segment(
-                    path, [random_table("t", 3000, 16, seed=10 * i + j)], pipe=pipe
-                )
-                assert path.read_bytes() == segment.layout.expected_file()
-        except BaseException as error:
-            failures.append(error)
+    def work(i):
+        for j in range(5):
+            table = random_table("t", 3000, 16, seed=10 * i + j)
+            segment = segments.write_segment(tmp_path / f"{i}.{j}", [table], pipe=pipe)
+            assert segment.path.read_bytes() == segment.layout.expected_file()
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(5)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures == []
+    with ThreadPoolExecutor(5) as workers:
+        list(workers.map(work, range(5)))
     assert pipe.num_free_slots == 3
 
 
-@pytest.mark.parametrize("order", ["job first", "pipeline first"])
+@pytest.mark.parametrize("order", ["job", "pipeline"])
 @pytest.mark.parametrize("captured", ["nothing", "some", "all"])
 def test_a_pipeline_dropped_with_queued_work_ends_and_leaves_no_file(tmp_path, order, captured):
     for _ in range(10):
         pipe = segments.pipeline()
-        job, _ = _start(tmp_path, pipe)
-        if captured == "some":
-            job.capture(step=1, max_bytes=1)
-        elif captured == "all":
-            segments.capture_all(job)
-        if order == "job first":
-            del job
-            del pipe
-        else:
-            del pipe
-            del job
+        kept = {"job": _start(tmp_path, pipe)[0], "pipeline": pipe}
+        del pipe
+        if captured != "nothing":
+            segments.capture_all(kept["job"], max_bytes=int(captured == "some"))
+        for first in (order, *kept.keys() - {order}):
+            del kept[first]
         gc.collect()
         assert list(tmp_path.iterdir()) == []
 
@@ -320,11 +305,6 @@ def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
     assert path.read_bytes() == layout.expected_file()
     """
     segments.run_python(code, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
 
 
 def test_a_stopped_capture_comes_back_after_one_chunk_and_chunks_are_as_small_as_asked(tmp_path):

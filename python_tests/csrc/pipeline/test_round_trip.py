@@ -15,7 +15,7 @@ SHAPES = [(), (1,), (3,), (4, 2), (16,)]
 
 
 @st.composite
-def tables(draw, name: str) -> Table:
+def tables(draw, name):
     """A table of up to 3 arrays with any of its rows saved, as a range or by row id."""
     num_rows = draw(st.sampled_from([0, 1, 2, 63, 512, 513, 4096, 5000, 13_000]))
     first = draw(st.sampled_from([0, 0, 7, 1 << 33]))
@@ -37,7 +37,7 @@ def tables(draw, name: str) -> Table:
 
 
 @st.composite
-def table_lists(draw) -> list[Table]:
+def table_lists(draw):
     return [draw(tables(f"t{i}")) for i in range(draw(st.integers(0, 4)))]
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("every_instruction_set")
 BITS = {np.float16: np.uint16, np.float32: np.uint32, np.float64: np.uint64}
 
 
-def _reference(array: np.ndarray) -> int:
+def _reference(array):
     hits = np.flatnonzero(np.isnan(array.reshape(-1)))
     return int(hits[0]) if hits.size else -1
 

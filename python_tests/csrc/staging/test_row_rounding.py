@@ -63,7 +63,7 @@ def rounder(request):
     native.use_instruction_set(before)
 
 
-def table_of(kind: str, rows: int, dim: int, seed: int) -> np.ndarray:
+def table_of(kind, rows, dim, seed):
     """Return (rows, dim) float32: of training, of any bits, or of values that are special."""
     generator = np.random.default_rng(seed)
     if kind == "bits":

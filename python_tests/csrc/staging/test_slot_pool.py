@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from hypothesis import given
@@ -39,18 +40,12 @@ def test_every_slot_is_leased_to_one_holder_and_none_is_lost(num_slots, actions)
 def test_acquire_waits_until_another_thread_returns_a_slot():
     pool = native.SlotPool(num_slots=1, slot_bytes=4096)
     lease = pool.acquire()
-    got = threading.Event()
-
-    def wait_for_one() -> None:
-        pool.acquire()
-        got.set()
-
-    waiter = threading.Thread(target=wait_for_one)
-    waiter.start()
-    assert not got.wait(0.05)
-    lease.release()
-    assert got.wait(10)
-    waiter.join()
+    with ThreadPoolExecutor(1) as waiter:
+        got = waiter.submit(pool.acquire)
+        assert not wait([got], 0.05).done
+        lease.release()
+        assert got.result(10).is_held
+    del got
     assert pool.num_free == 1
 
 
@@ -58,7 +53,7 @@ def test_many_threads_share_few_slots_without_two_holding_the_same():
     pool = native.SlotPool(num_slots=2, slot_bytes=4096)
     guard, held, clashes = threading.Lock(), set(), []
 
-    def work() -> None:
+    def work():
         for _ in range(100):
             lease = pool.acquire()
             with guard:
@@ -70,11 +65,8 @@ def test_many_threads_share_few_slots_without_two_holding_the_same():
                 held.discard(lease.address)
             lease.release()
 
-    workers = [threading.Thread(target=work) for _ in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(6) as workers:
+        [each.result() for each in [workers.submit(work) for _ in range(6)]]
     assert clashes == []
     assert pool.num_free == 2
 

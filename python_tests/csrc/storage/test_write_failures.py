@@ -5,7 +5,6 @@ import errno
 import pytest
 
 from python_tests.csrc import segments
-from python_tests.csrc.storage import faulty_io
 
 DIRECT = pytest.mark.parametrize("direct_io", [True, False], ids=["direct", "buffered"])
 
@@ -47,11 +46,6 @@ assert list(path.parent.iterdir()) == [], "a file was left behind"
 assert pipe.num_free_slots == 2
 print(*codes)
 """
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
 
 
 @DIRECT

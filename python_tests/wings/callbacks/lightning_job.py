@@ -1,7 +1,5 @@
 """A training run under Lightning's Trainer, which may kill its own process."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

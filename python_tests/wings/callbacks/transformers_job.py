@@ -1,7 +1,5 @@
 """A training run under Hugging Face's Trainer, which may kill its own process."""
 
-from __future__ import annotations
-
 import os
 import signal
 

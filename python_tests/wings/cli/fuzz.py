@@ -59,7 +59,7 @@ class TooLong(BaseException):
     """The call ran for as long as it may."""
 
 
-def make_store(directory: Path) -> None:
+def make_store(directory):
     """A small store of one base and two partial snapshots."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"t": nn.EmbeddingBag(100, 4, sparse=True)})
@@ -77,12 +77,12 @@ def make_store(directory: Path) -> None:
 class Places:
     """Paths of every kind; made again when calls have changed them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self._root, self._original = root, root / "original"
         make_store(self._original)
         self.restore()
 
-    def restore(self) -> None:
+    def restore(self):
         here = self._root / "here"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir()
@@ -101,7 +101,7 @@ class Places:
         os.mkfifo(here / "fifo")
         os.chdir(here)
 
-    def draw(self, source: random.Random) -> str:
+    def draw(self, source):
         found = sorted(path.name for path in Path().iterdir())
         names = [*found, *found, "missing", "missing/deep", "file/x", "/dev/null", "/proc/self/mem"]
         names += ["/proc/x/y", "x" * 300, "store/", "./store", "store/segments", "a\nb", "\udcff"]
@@ -109,7 +109,7 @@ class Places:
         return source.choice(names)
 
 
-def value_of(parameter: click.Parameter, source: random.Random, places: Places) -> str:
+def value_of(parameter, source, places):
     kind = parameter.type
     if source.random() < 0.1:
         return source.choice(TEXTS + NUMBERS)
@@ -124,7 +124,7 @@ def value_of(parameter: click.Parameter, source: random.Random, places: Places) 
     return source.choice(TEXTS)
 
 
-def draw_call(source: random.Random, places: Places) -> list[str]:
+def draw_call(source, places):
     """One command with options and arguments; now and then a word too many."""
     name = source.choice([name for name in sorted(app.commands) if name not in SLOW])
     if source.random() < 0.1:
@@ -156,7 +156,7 @@ def draw_call(source: random.Random, places: Places) -> list[str]:
     return words
 
 
-def end(signum: int, frame: object) -> None:
+def end(signum, frame):
     raise TooLong
 
 
@@ -168,7 +168,7 @@ class Ended(NamedTuple):
     err: str
 
     @property
-    def trouble(self) -> str | None:
+    def trouble(self):
         """A traceback, or another end that no command has; None: it is as it should be."""
         text = self.out + self.err
         if "TooLong" in text or self.code == "too long":
@@ -178,7 +178,7 @@ class Ended(NamedTuple):
         return f"{self.code}\n{text[-2000:]}"
 
 
-def ended(words: list[str], seconds: int = LIMIT_SECONDS) -> Ended:
+def ended(words, seconds=LIMIT_SECONDS):
     """Run a call in this process."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
@@ -192,9 +192,7 @@ def ended(words: list[str], seconds: int = LIMIT_SECONDS) -> Ended:
     return Ended(code, *(each.buffer.getvalue().decode(errors="replace") for each in (out, err)))
 
 
-def _code_of(
-    words: list[str], out: io.TextIOWrapper, err: io.TextIOWrapper, seconds: int
-) -> object:
+def _code_of(words, out, err, seconds):
     signal.signal(signal.SIGALRM, end)
     signal.alarm(seconds)
     try:
@@ -216,7 +214,7 @@ def _code_of(
     return "returned"
 
 
-def fuzz(calls: int, seed: int, *, show: bool = False) -> list[tuple[list[str], str]]:
+def fuzz(calls, seed, *, show=False):
     """Make random calls; return those that ended in a traceback, and it."""
     # An import that a call's limit ends halfway would fail in all later calls.
     agg = "matplotlib.backends.backend_agg"

@@ -56,10 +56,7 @@ def test_a_short_job_saves_no_more_often_than_it_needs():
 
 
 @given(
-    st.floats(1e-4, 1),
-    st.floats(0.1, 1000),
-    st.integers(1, 64),
-    st.sampled_from([1.0, 0.5, 0.125]),
+    st.floats(1e-4, 1), st.floats(0.1, 1000), st.integers(1, 64), st.sampled_from([1.0, 0.5, 0.125])
 )
 def test_it_keeps_to_the_formula_for_every_run(target, mtbf, shards, fraction):
     schedule = TargetPLS(target, mtbf_hours=mtbf)

@@ -205,9 +205,7 @@ def _step(trained, op, directory, priority):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    ops=st.lists(st.tuples(st.sampled_from(OPS), st.booleans()), min_size=3, max_size=10),
-)
+@given(ops=st.lists(st.tuples(st.sampled_from(OPS), st.booleans()), min_size=3, max_size=10))
 def test_a_consumer_holds_what_recovery_restores(ops, tmp_path_factory):
     directory = tmp_path_factory.mktemp("store") / "s"
     priority = cpr_ext.MostFrequentlyUsed(0.2)

@@ -6,12 +6,7 @@ import shutil
 import pytest
 
 import cpr_ext
-from cpr_ext.wings.remote import (
-    RemoteError,
-    RemoteOptions,
-    fetch_store,
-    fetching,
-)
+from cpr_ext.wings.remote import RemoteError, RemoteOptions, fetch_store, fetching
 from cpr_ext.wings.tools.maintenance import verify
 from python_tests.wings.remote.faulty_objects import Cut, MemoryObjects
 from python_tests.wings.remote.test_remote_writer import state_of, writer_of

@@ -14,12 +14,7 @@ import pytest
 import cpr_ext
 from cpr_ext import StoreOptions
 from cpr_ext.wings.cli.app import run
-from cpr_ext.wings.remote import (
-    RemoteError,
-    RemoteOptions,
-    local_store,
-    remote_copy,
-)
+from cpr_ext.wings.remote import RemoteError, RemoteOptions, local_store, remote_copy
 from cpr_ext.wings.remote.remote_copy import RemoteCopy
 from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.helpers import Trained, assert_same

@@ -4,22 +4,14 @@ import json
 import shutil
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import cpr_ext
-from cpr_ext import StoreOptions
 from cpr_ext.storage import manifest
 from cpr_ext.storage.store_reader import StoreReader
-from cpr_ext.wings.remote import (
-    FencedError,
-    RemoteError,
-    fetch_store,
-    range_reading,
-    remote_writer,
-)
+from cpr_ext.wings.remote import FencedError, RemoteError, fetch_store, remote_writer
 from cpr_ext.wings.remote.head import HEAD
 from cpr_ext.wings.remote.remote_state import newest_state, objects_of
 from cpr_ext.wings.remote.remote_writer import RemoteWriter
@@ -268,33 +260,3 @@ def test_a_state_that_makes_no_sense_is_damage(stores, tmp_path):
         objects.held[HEAD] = signed(document["format"], document["content"])
         with pytest.raises(cpr_ext.DamageError, match=HEAD):
             fetch_store(objects, tmp_path / "copy")
-
-
-def test_few_files_are_open_whatever_the_number_of_segments(tmp_path, monkeypatch):
-    (tmp_path / "store").mkdir()
-    trained = trained_store(tmp_path / "store" / "a", snapshots=40, store=StoreOptions(None))
-    trained.checkpointer.close()
-    store, objects = tmp_path / "store" / "a", MemoryObjects()
-    state = state_of(store)
-    monkeypatch.setattr(remote_writer, "MOST_OPEN", 2)
-    most = watch_descriptors(monkeypatch)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    writer_of(objects, store).copy(state)
-    fetch_store(objects, tmp_path / "copy")
-    assert len(list(state.records())) > 40
-    assert max(most) - before < 40
-    assert verify(tmp_path / "copy").is_sound
-
-
-def watch_descriptors(monkeypatch):
-    """How many descriptors are open at each read and write of the copy."""
-    found = []
-    for module, name in ((remote_writer, "open_regular"), (range_reading, "create_anew")):
-        real = getattr(module, name)
-
-        def opened(*arguments, _real=real, **options):
-            found.append(len(list(Path("/proc/self/fd").iterdir())))
-            return _real(*arguments, **options)
-
-        monkeypatch.setattr(module, name, opened)
-    return found

@@ -2,8 +2,6 @@ import gzip
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -13,21 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.lab.dlrm.batch import Batch
 from cpr_ext.wings.lab.dlrm.criteo import Criteo, parse_categories, parse_column, parse_dense
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 
-Lines = Callable[[int], list[bytes]]
 TINY = find_preset("tiny").criteo_num_embeddings
 LARGE = (2**32,) * 26  # hashing to so many rows changes no category
 
 
-def write(file: Path, lines: Iterable[bytes]) -> Path:
+def write(file, lines):
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     return file
 
 
-def flat(batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def flat(batches):
     """Dense (n, 13), indices (26, n), labels (n,) of all batches."""
     parts = [(b.dense, torch.stack(b.indices), b.labels) for b in batches]
     return (
@@ -37,13 +33,13 @@ def flat(batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     )
 
 
-def plain_sample(line: bytes) -> tuple[list[float], list[int], float]:
+def plain_sample(line):
     label, *fields = line.split(b"\t")
     dense = [np.log1p(max(int(field or b"0"), 0)) for field in fields[:13]]
     return dense, [int(field or b"0", 16) for field in fields[13:]], float(label)
 
 
-def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> None:
+def test_samples_are_those_of_the_lines(tmp_path, criteo_lines):
     lines = criteo_lines(2000)
     source = Criteo(write(tmp_path / "train.txt", lines), LARGE)
     is_test = np.arange(2000) // 256 % 7 == 6
@@ -58,7 +54,7 @@ def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> 
         assert labels.tolist() == [sample[2] for sample in expected]
 
 
-def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> None:
+def test_compressed_file_gives_the_same(tmp_path, criteo_file):
     # Two members, as of concatenated archives.
     text = criteo_file.read_bytes()
     middle = text.index(b"\n", len(text) // 2) + 1
@@ -70,7 +66,7 @@ def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> No
     assert all(map(torch.equal, plain, compressed))
 
 
-def test_last_of_several_days_is_for_testing(tmp_path: Path, criteo_lines: Lines) -> None:
+def test_last_of_several_days_is_for_testing(tmp_path, criteo_lines):
     lines = criteo_lines(900)
     for day, name in enumerate(("day_0", "day_1", "day_2")):
         write(tmp_path / name, lines[300 * day : 300 * (day + 1)])
@@ -106,8 +102,8 @@ GOOD_TAIL = b"\t".join([b"1"] * 13 + [b"a"] * 26)
     ],
 )
 def test_malformed_input_is_counted_once_however_often_it_is_read(
-    tmp_path: Path, criteo_lines: Lines, bad: bytes, warning: str, is_kept: bool
-) -> None:
+    tmp_path, criteo_lines, bad, warning, is_kept
+):
     lines = [*criteo_lines(1900), bad, bad, *criteo_lines(100)]
     source = Criteo(write(tmp_path / "train.txt", lines), TINY)
     for _ in range(2):
@@ -127,9 +123,7 @@ def test_malformed_input_is_counted_once_however_often_it_is_read(
     ],
 )
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_a_file_without_a_valid_line_is_an_error(
-    tmp_path: Path, line: bytes, words: str, side: str
-) -> None:
+def test_a_file_without_a_valid_line_is_an_error(tmp_path, line, words, side):
     source = Criteo(write(tmp_path / "train.txt", [line] * 300), TINY)
     batches = source.train_batches(10) if side == "train" else source.test_batches(10)
     with pytest.raises(DataError, match=f"train.txt: no valid line: {words}") as raised:
@@ -149,7 +143,7 @@ LINE = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(LINE, min_size=1, max_size=6))
-def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> None:
+def test_any_line_is_a_sample_or_counted(tmp_path, lines):
     first = b"0\t" + GOOD_TAIL
     file = write(tmp_path / "train.txt", [first, *lines])
     source = Criteo(file, TINY, test_path=file)
@@ -161,9 +155,7 @@ def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> 
     assert len(labels) + sum(skipped) == 1 + len(lines)
 
 
-def test_what_cannot_be_read_is_named(
-    tmp_path: Path, criteo_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, criteo_file, monkeypatch):
     whole = gzip.compress(criteo_file.read_bytes())
     for content, words in (
         (whole[: len(whole) // 2], r"day_0\.gz: cannot be read as a Criteo log"),
@@ -191,7 +183,7 @@ FIELDS = st.one_of(
 )
 
 
-def plain_number(text: bytes, base: int) -> int | None:
+def plain_number(text, base):
     digits = b"0123456789" if base == 10 else b"0123456789abcdefABCDEF"
     body = text[1:] if base == 10 and text.startswith(b"-") else text
     limit = 18 if base == 10 else 8
@@ -206,9 +198,7 @@ def plain_number(text: bytes, base: int) -> int | None:
     fields=st.lists(FIELDS, min_size=1, max_size=8),
     base=st.sampled_from([10, 16]),
 )
-def test_columns_are_parsed_like_one_field_at_a_time(
-    before: list[bytes], fields: list[bytes], base: int
-) -> None:
+def test_columns_are_parsed_like_one_field_at_a_time(before, fields, base):
     # A slice, so that neither the offsets nor the data begin where their buffers do.
     column = pyarrow.array([*before, *fields], type=pyarrow.binary())[len(before) :]
     values, is_missing, is_malformed = parse_column(column, base)
@@ -220,11 +210,11 @@ def test_columns_are_parsed_like_one_field_at_a_time(
     assert values.tolist() == [number or 0 for number in expected]
 
 
-def binary(*fields: bytes) -> pyarrow.Array:
+def binary(*fields):
     return pyarrow.array(fields, type=pyarrow.binary())
 
 
-def test_dense_features_are_log_of_one_plus_what_is_positive() -> None:
+def test_dense_features_are_log_of_one_plus_what_is_positive():
     malformed: Counter[str] = Counter()
     dense = parse_dense([binary(b"0", b"1", b"-3", b"", b"x"), binary(*[b"99"] * 5)], malformed)
     assert dense.dtype == np.float32
@@ -233,7 +223,7 @@ def test_dense_features_are_log_of_one_plus_what_is_positive() -> None:
     assert list(malformed.values()) == [1]
 
 
-def test_missing_and_malformed_categories_are_zero_and_only_the_latter_counted() -> None:
+def test_missing_and_malformed_categories_are_zero_and_only_the_latter_counted():
     malformed: Counter[str] = Counter()
     categories = parse_categories(
         [binary(b"68fd1e64", b"", b"xyz"), binary(b"123456789", b"f", b"0F")], malformed

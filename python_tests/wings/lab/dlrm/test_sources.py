@@ -1,7 +1,6 @@
 """Data sources: which there are, and what all of them promise."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 TINY = find_preset("tiny")
 
 
-def test_spec_opens_the_source_it_names(criteo_file: Path, movietweetings_folder: Path) -> None:
+def test_spec_opens_the_source_it_names(criteo_file, movietweetings_folder):
     assert isinstance(open_source("synthetic", TINY, seed=3), Synthetic)
     assert isinstance(open_source(f"movietweetings:{movietweetings_folder}", TINY), MovieTweetings)
     criteo = open_source(f"criteo:{criteo_file}", TINY)
@@ -25,7 +24,7 @@ def test_spec_opens_the_source_it_names(criteo_file: Path, movietweetings_folder
     assert criteo.num_embeddings == TINY.criteo_num_embeddings
 
 
-def test_what_is_no_source_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+def test_what_is_no_source_is_refused_with_what_is_allowed(tmp_path):
     for spec in ("", "criteo", "criteo:", "movietweetings:", "synthetic:x", "avazu:y"):
         with pytest.raises(UsageError) as caught:
             open_source(spec, TINY)
@@ -45,7 +44,7 @@ def test_what_is_no_source_is_refused_with_what_is_allowed(tmp_path: Path) -> No
         find_preset("huge")
 
 
-def test_published_sizes_add_up_and_a_row_cap_bounds_larger_tables_only() -> None:
+def test_published_sizes_add_up_and_a_row_cap_bounds_larger_tables_only():
     # 33,762,577 rows are the published total of the Kaggle set.
     assert sum(PRESETS["kaggle"].criteo_num_embeddings) == 33_762_577
     assert max(PRESETS["terabyte"].criteo_num_embeddings) == 10_000_000
@@ -58,9 +57,7 @@ def test_published_sizes_add_up_and_a_row_cap_bounds_larger_tables_only() -> Non
 
 
 @pytest.fixture(params=["synthetic", "movietweetings", "criteo"])
-def make_source(
-    request: pytest.FixtureRequest, criteo_file: Path, movietweetings_folder: Path
-) -> Callable[[], DataSource]:
+def make_source(request, criteo_file, movietweetings_folder):
     makers: dict[str, Callable[[], DataSource]] = {
         "synthetic": lambda: Synthetic((500, 40, 1), num_samples=10_000),
         "movietweetings": lambda: MovieTweetings(movietweetings_folder),
@@ -69,7 +66,7 @@ def make_source(
     return makers[request.param]
 
 
-def test_shapes_dtypes_and_row_ids_are_in_bounds(make_source: Callable[[], DataSource]) -> None:
+def test_shapes_dtypes_and_row_ids_are_in_bounds(make_source):
     source = make_source()
     for batch in [*source.train_batches(37), *source.test_batches(37)]:
         size = batch.batch_size
@@ -90,9 +87,7 @@ def test_shapes_dtypes_and_row_ids_are_in_bounds(make_source: Callable[[], DataS
     assert source.warnings() == []  # of clean data
 
 
-def test_samples_of_an_epoch_are_all_there_and_the_last_batch_may_be_short(
-    make_source: Callable[[], DataSource],
-) -> None:
+def test_samples_of_an_epoch_are_all_there_and_the_last_batch_may_be_short(make_source):
     source = make_source()
     sizes = [batch.batch_size for batch in source.train_batches(37)]
     assert set(sizes[:-1]) == {37}
@@ -103,9 +98,7 @@ def test_samples_of_an_epoch_are_all_there_and_the_last_batch_may_be_short(
     assert sum(batch.batch_size for batch in source.test_batches(37)) > 0
 
 
-def test_batches_past_the_end_are_none_and_impossible_ones_refused_at_the_call(
-    make_source: Callable[[], DataSource],
-) -> None:
+def test_batches_past_the_end_are_none_and_impossible_ones_refused_at_the_call(make_source):
     source = make_source()
     assert list(source.train_batches(37, first_batch=10_000)) == []
     for batch_size, first_batch in ((0, 0), (-3, 0), (10, -1)):

@@ -186,10 +186,7 @@ def test_a_store_of_a_run_with_other_settings_is_refused(tmp_path):
 def test_options_that_cannot_be_are_refused_with_their_value_before_anything_is_made(tmp_path):
     for changes, told in (
         ({"num_shards": 0}, "shards is 0"),
-        ({"max_steps": 0}, "steps is 0"),
-        ({"priority": None, "failures": FAILURES}, "priority none saves nothing to recover from"),
         ({"failures": (PlannedFailure(3, (4,)),)}, "shards from 0 to 3"),
-        ({"failures": (PlannedFailure(0, (1,)),)}, "steps count from 1"),
     ):
         with pytest.raises(UsageError, match=told):
             options(tmp_path / "a", **changes)

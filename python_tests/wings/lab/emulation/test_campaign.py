@@ -1,28 +1,22 @@
 import json
 import multiprocessing
-from pathlib import Path
 
 import pytest
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.lab.emulation.campaign import (
-    RunKey,
-    load_campaign,
-    locked,
-    open_campaign,
-)
+from cpr_ext.wings.lab.emulation.campaign import RunKey, load_campaign, locked, open_campaign
 
 CONFIG = {"scenario": {"pls_target": 0.1, "job": {"total_hours": 56}}, "training": {"data": "a"}}
 RUN = {"strategy": "full", "seed": 1, "auc": 0.8}
 
 
-def begun(directory: Path) -> None:
+def begun(directory):
     campaign = open_campaign(directory, CONFIG)
     campaign.save()
     campaign.add(RunKey(1, "full"), RUN)
 
 
-def test_finished_runs_are_found_again(tmp_path: Path) -> None:
+def test_finished_runs_are_found_again(tmp_path):
     begun(tmp_path / "a")
     campaign = open_campaign(tmp_path / "a", CONFIG)
     assert campaign.runs == {RunKey(1, "full"): RUN}
@@ -34,7 +28,7 @@ def test_finished_runs_are_found_again(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_of_this_campaign_is_refused_and_the_difference_named(tmp_path: Path) -> None:
+def test_what_is_not_of_this_campaign_is_refused_and_the_difference_named(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"thesis\.txt"):
         open_campaign(tmp_path, CONFIG)
@@ -53,13 +47,13 @@ def test_what_is_not_of_this_campaign_is_refused_and_the_difference_named(tmp_pa
         load_campaign(tmp_path / "a")
 
 
-def _hold(directory: Path, ready: object, done: object) -> None:
+def _hold(directory, ready, done):
     with locked(directory):
         ready.set()
         done.wait(30)
 
 
-def test_two_processes_do_not_share_a_directory(tmp_path: Path) -> None:
+def test_two_processes_do_not_share_a_directory(tmp_path):
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(tmp_path, ready, done))

@@ -1,7 +1,5 @@
 """The picture and the table of a run."""
 
-from pathlib import Path
-
 import pytest
 
 from cpr_ext.errors import UsageError
@@ -15,7 +13,7 @@ RUN = {
 }
 
 
-def test_runs_become_a_png_of_a_readable_size(tmp_path: Path) -> None:
+def test_runs_become_a_png_of_a_readable_size(tmp_path):
     picture = tmp_path / "runs.png"
     draw_runs({"a": RUN, "b": {**RUN, "failures": [], "losses": [], "snapshot_log": []}}, picture)
     content = picture.read_bytes()
@@ -27,7 +25,7 @@ def test_runs_become_a_png_of_a_readable_size(tmp_path: Path) -> None:
         draw_runs({}, tmp_path / "run.png")
 
 
-def test_smoothing_looks_only_back() -> None:
+def test_smoothing_looks_only_back():
     _, values = _smooth([[i, 0.0 if i < 10 else 5.0] for i in range(20)], window=5)
     assert (values[:10] == 0).all()
     assert values[10] == 1.0

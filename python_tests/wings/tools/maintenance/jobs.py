@@ -1,7 +1,6 @@
 """Jobs of several stores for the tests of the tools, made in one process."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -64,7 +63,7 @@ class WorkerAlone:
         self.checkpointer.wait()
 
 
-def make_job(directory: Path, steps=(3, 3, 3), **options):
+def make_job(directory, steps=(3, 3, 3), **options):
     """A job whose workers have saved after so many steps each; returns them, closed."""
     workers = []
     for rank, (part, num_steps) in enumerate(zip(parts_of(len(steps)), steps, strict=True)):

@@ -136,10 +136,7 @@ def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_p
     ("spoil", "message"),
     [
         (lambda job: shutil.rmtree(job / "worker-00001-of-00003"), "worker-00001-of-00003"),
-        (
-            lambda job: foreign(job, dense_shape=(DIM, 3)),
-            "worker 1 has another model than",
-        ),
+        (lambda job: foreign(job, dense_shape=(DIM, 3)), "worker 1 has another model than"),
         (lambda job: foreign(job, rank=0), "workers 0 and 1 both hold"),
         (lambda job: (job / "worker-00001-of-00002").mkdir(), "of 2 and of 3 workers.*world-size"),
     ],
