@@ -6,37 +6,27 @@ import shutil
 import pytest
 
 from cpr_ext.errors import StoreError
-from cpr_ext.storage.job_stores import find_stores, worker_directory
+from cpr_ext.storage.job_stores import find_stores
 from cpr_ext.wings.tools.maintenance import inspect_job
-from python_tests.wings.tools.maintenance.jobs import DIM, WorkerAlone, make_job, parts_of
-
-WORKER_1 = "worker-00001-of-00003"
+from python_tests.wings.tools.maintenance.jobs import (
+    DIM,
+    WORKER_1,
+    WorkerAlone,
+    foreign,
+    make_job,
+    parts_of,
+    uneven_job,
+)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A job of three workers; worker 2 is three steps ahead."""
-    directory = tmp_path_factory.mktemp("jobs") / "job"
-    for rank, part in enumerate(parts_of(3)):
-        worker = WorkerAlone(worker_directory(directory, rank, 3), part, seed=rank)
-        worker.save()
-        for _ in range(3):
-            worker.train(2 + (rank == 2))
-            worker.save("partial")
-        worker.checkpointer.close()
-    return directory
+    return uneven_job(tmp_path_factory.mktemp("jobs") / "job")
 
 
 @pytest.fixture
 def job(made, tmp_path):
     return shutil.copytree(made, tmp_path / "job")
-
-
-def foreign(job, **options):
-    """Put another job's store in the place of worker 1."""
-    make_job(job.parent / "foreign", **options)
-    shutil.rmtree(job / WORKER_1)
-    shutil.move(job.parent / "foreign" / WORKER_1, job / WORKER_1)
 
 
 def test_a_store_that_cannot_be_read_is_a_line_of_inspect(cpr, job):

@@ -21,7 +21,9 @@ from python_tests.recovery.test_resharding import OPTIMIZERS, cuts, saved, whole
 from python_tests.wings.tools.maintenance.jobs import (
     DIM,
     ROWS,
+    WORKER_1,
     WorkerAlone,
+    foreign,
     gathered,
     make_job,
     parts_of,
@@ -135,7 +137,7 @@ def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_p
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda job: shutil.rmtree(job / "worker-00001-of-00003"), "worker-00001-of-00003"),
+        (lambda job: shutil.rmtree(job / WORKER_1), WORKER_1),
         (lambda job: foreign(job, dense_shape=(DIM, 3)), "worker 1 has another model than"),
         (lambda job: foreign(job, rank=0), "workers 0 and 1 both hold"),
         (lambda job: (job / "worker-00001-of-00002").mkdir(), "of 2 and of 3 workers.*world-size"),
@@ -150,24 +152,15 @@ def test_what_is_not_one_whole_job_is_refused_by_name(job, tmp_path, spoil, mess
     assert not (tmp_path / "out").exists()
 
 
-def foreign(job, *, rank=1, **options):
-    """Put another job's store in the place of worker 1."""
-    make_job(job.parent / "foreign", **options)
-    shutil.rmtree(job / "worker-00001-of-00003")
-    shutil.move(
-        job.parent / "foreign" / f"worker-0000{rank}-of-00003", job / "worker-00001-of-00003"
-    )
-
-
 def test_one_worker_alone_is_exported_as_what_it_is(job, tmp_path):
     directory, workers = job
-    report = export(directory / "worker-00001-of-00003", tmp_path / "out")
+    report = export(directory / WORKER_1, tmp_path / "out")
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(exported["items.weight"], workers[1].model.items.weight)
     (note,) = report.notes
     assert "parts of tables, such as 'items[10:20, 0:4]'" in note
     with pytest.raises(StoreError, match="no worker holds 80 of its values"):
-        export([directory / "worker-00001-of-00003"], tmp_path / "listed")
+        export([directory / WORKER_1], tmp_path / "listed")
 
 
 def test_of_two_jobs_in_a_directory_one_is_chosen_and_damage_in_a_store_is_named(job, tmp_path):
@@ -177,7 +170,7 @@ def test_of_two_jobs_in_a_directory_one_is_chosen_and_damage_in_a_store_is_named
     assert export(tmp_path / "job", tmp_path / "three", world_size=3).step == 3
     with pytest.raises(StoreError, match="none of 4"):
         export(tmp_path / "job", tmp_path / "four", world_size=4)
-    reader = StoreReader(tmp_path / "job" / "worker-00001-of-00003")
+    reader = StoreReader(tmp_path / "job" / WORKER_1)
     path, newest = reader.path_of(reader.manifest.rows[-1]), reader.manifest.rows[-1]
     flip(path, newest.header_bytes + 3)
     with pytest.raises(DamageError, match=rf"worker-00001-of-00003.*{path.name}"):
