@@ -33,21 +33,10 @@ class UnsteadyObjects(MemoryObjects):
 
     is_down = False
 
-    def replace(self, key, data, tag):
-        self._require_up()
-        return super().replace(key, data, tag)
-
-    def write(self, key, chunks):
-        self._require_up()
-        super().write(key, chunks)
-
-    def list(self, prefix):
-        self._require_up()
-        return super().list(prefix)
-
-    def _require_up(self):
-        if self.is_down:
+    def __getattribute__(self, name):
+        if name in ("replace", "write", "list") and self.is_down:
             raise RemoteError("503 Slow Down")
+        return super().__getattribute__(name)
 
 
 @pytest.fixture
