@@ -48,6 +48,13 @@ class Backend:
     def get(self, array):
         return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
+    def stager(self, slot_bytes=64 * 1024, num_slots=2):
+        """What copies rows between its tables and the host: the CPU's module itself does."""
+        if self.device is None:
+            return self.native
+        options = {"slot_bytes": slot_bytes, "num_slots": num_slots}
+        return self.native.DeviceStager(device=self.device, **options)
+
     def access_counter(self, name, num_rows):
         return self._tracker("AccessCounter", name=name, num_rows=num_rows)
 
@@ -77,7 +84,8 @@ class Moving:
         self._backend = backend
 
     def __getattr__(self, name):
-        return getattr(self.tracker, name)
+        found = getattr(self.tracker, name)
+        return functools.partial(self._call, found) if callable(found) else found
 
     def __repr__(self):
         return repr(self.tracker)
@@ -85,27 +93,12 @@ class Moving:
     def observe(self, indices):
         self.tracker.observe(self._backend.put(indices))
 
-    def select(self, *args, **options):
-        return self.tracker.select(*args, **self._moved(options))
-
-    def begin_select(self, *args, **options):
-        return self.tracker.begin_select(*args, **self._moved(options))
-
-    def take(self, row_ids, **options):
-        return self.tracker.take(row_ids, **self._moved(options))
-
-    def take_chosen(self, row_ids, **options):
-        return self.tracker.take_chosen(row_ids, **self._moved(options))
-
-    def take_range(self, begin, end, **options):
-        return self.tracker.take_range(begin, end, **self._moved(options))
-
-    def _moved(self, options):
+    def _call(self, method, *args, weight=None, pool=None, **options):
         """A thread pool is of another module, and no device's business."""
-        moved = {name: value for name, value in options.items() if name != "pool"}
-        if isinstance(moved.get("weight"), np.ndarray):
-            moved["weight"] = self._backend.put(moved["weight"])
-        return moved
+        if weight is not None:
+            is_moved = isinstance(weight, np.ndarray)
+            options["weight"] = self._backend.put(weight) if is_moved else weight
+        return method(*args, **options)
 
 
 @functools.cache

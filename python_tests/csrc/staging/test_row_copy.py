@@ -25,24 +25,17 @@ pools = st.sampled_from([None, *POOLS.values()])
 class Copier:
     """Gathers and scatters where a backend has its tables, which ``put`` puts there."""
 
-    def __init__(self, backend, slot_bytes=SLOT_BYTES, num_slots=2):
+    def __init__(self, backend, slot_bytes=SLOT_BYTES):
         self.backend, self.put, self.get = backend, backend.put, backend.get
-        if backend.device is not None:
-            self.stager = backend.native.DeviceStager(
-                device=backend.device, slot_bytes=slot_bytes, num_slots=num_slots
-            )
+        self.stager = backend.stager(slot_bytes)
 
     def gather(self, table, row_ids, out, pool=None):
-        if self.backend.device is None:
-            native.gather_rows(table, row_ids, out, pool=pool)
-        else:
-            self.stager.gather_rows(table, row_ids, out)
+        options = {} if pool is None or self.backend.device is not None else {"pool": pool}
+        self.stager.gather_rows(table, row_ids, out, **options)
 
     def scatter(self, packed, row_ids, table, pool=None):
-        if self.backend.device is None:
-            native.scatter_rows(packed, row_ids, table, pool=pool)
-        else:
-            self.stager.scatter_rows(packed, row_ids, table)
+        options = {} if pool is None or self.backend.device is not None else {"pool": pool}
+        self.stager.scatter_rows(packed, row_ids, table, **options)
 
 
 @pytest.fixture(scope="module", params=backends.NAMES)

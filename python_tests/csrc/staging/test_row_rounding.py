@@ -27,22 +27,8 @@ class Rounder:
 
     def __init__(self, backend, slot_bytes=64 * 1024):
         self.backend, self.put, self.get = backend, backend.put, backend.get
-        if backend.device is not None:
-            self.stager = backend.native.DeviceStager(
-                device=backend.device, slot_bytes=slot_bytes, num_slots=2
-            )
-
-    def round(self, table, row_ids, precision, stored):
-        if self.backend.device is None:
-            native.round_rows(table, row_ids, precision, stored)
-        else:
-            self.stager.round_rows(table, row_ids, precision, stored)
-
-    def restore(self, stored, row_ids, precision, table):
-        if self.backend.device is None:
-            native.restore_rows(stored, row_ids, precision, table)
-        else:
-            self.stager.restore_rows(stored, row_ids, precision, table)
+        stager = backend.stager(slot_bytes)
+        self.round, self.restore = stager.round_rows, stager.restore_rows
 
     def check(self, on_device, table, row_ids, precision):
         """The bytes are those of the specification."""
