@@ -85,34 +85,23 @@ def collected(reader):
     }
 
 
-def test_every_metric_is_collected_as_it_is_now(run, meter, reader):
-    ckpt, rank = run[2], ("rank", 3)
-    export_metrics(ckpt, {"rank": 3}, meter=meter)
-    for _ in range(2):
-        train(*run)
-        values, now = collected(reader), ckpt.metrics
-        for found, expected in (
-            (values["cpr.step", rank], ckpt.step_count),
-            (values["cpr.snapshots", ("kind", "base"), rank], now.base_snapshots),
-            (values["cpr.snapshots", ("kind", "partial"), rank], now.partial_snapshots),
-            (values["cpr.snapshot.step", rank], now.snapshot_step),
-            (values["cpr.snapshot.time", rank], now.snapshot_time),
-            (values["cpr.written", rank], now.bytes_written),
-            (values["cpr.stall.time", rank], now.stall_seconds),
-            (values["cpr.row_updates", rank], now.row_updates),
-        ):
-            assert found == expected > 0
-
-
 def test_every_number_has_an_instrument_and_what_is_not_known_is_absent(run, meter, reader):
     ckpt = run[2]
     values = vars(ckpt.metrics).items()
     numbers = [name for name, value in values if isinstance(value, int | float)]
     numbers = [name for name in numbers if not name.startswith("remote_")]  # it has no copy
-    export_metrics(ckpt, meter=meter)
+    export_metrics(ckpt, {"rank": 3}, meter=meter)
     for index, name in enumerate(numbers):
         setattr(ckpt.metrics, name, 1000 + index)
-    assert {1000 + index for index in range(len(numbers))} <= set(collected(reader).values())
+    values, rank = collected(reader), ("rank", 3)
+    assert {1000 + index for index in range(len(numbers))} <= set(values.values())
+    assert values["cpr.step", rank] == ckpt.step_count
+    for name, found in (
+        ("base_snapshots", values["cpr.snapshots", ("kind", "base"), rank]),
+        ("snapshot_time", values["cpr.snapshot.time", rank]),
+        ("bytes_written", values["cpr.written", rank]),
+    ):
+        assert found == 1000 + numbers.index(name)
     ckpt.metrics.row_updates_lost = None
     names = {name for name, *_ in collected(reader)}
     assert "cpr.row_updates.lost" not in names

@@ -60,6 +60,12 @@ def recovered(directory, copy, *, states=False, **options):
     return {key: row if states else row[0] for key, row in job.rows().items()}
 
 
+def train_and_publish(job, tmp_path, steps):
+    job.train(steps)
+    job.ckpt.wait()
+    publish(tmp_path / "store", tmp_path / "rows")
+
+
 def of(keyed):
     held = keyed.key[keyed.key >= 0]
     return dict(zip(held.tolist(), keyed.rows(held).tolist(), strict=True))
@@ -73,9 +79,7 @@ def test_an_evicted_id_is_gone_with_the_next_update_also_at_consumers_that_are_l
     subscriber, seldom = (Subscriber(tmp_path / "rows", {TABLE: rows}) for rows in (keyed, late))
     before, num_gone = set(), 0
     for number in range(6):
-        job.train(10)
-        job.ckpt.wait()
-        publish(tmp_path / "store", tmp_path / "rows")
+        train_and_publish(job, tmp_path, 10)
         applied = subscriber.poll()
         now = recovered(tmp_path / "store", tmp_path / "copy")
         assert of(keyed) == now
@@ -167,14 +171,10 @@ def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
     job = KeyedJob(tmp_path / "store")
     keyed = KeyedRows(SLOTS, DIM)
     subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
-    job.train(10)
-    job.ckpt.wait()
-    publish(tmp_path / "store", tmp_path / "rows")
+    train_and_publish(job, tmp_path, 10)
     subscriber.poll()
     before, weight = keyed.key.clone(), keyed.weight.clone()
-    job.train(10)
-    job.ckpt.wait()
-    publish(tmp_path / "store", tmp_path / "rows")
+    train_and_publish(job, tmp_path, 10)
     newest = read_publication(tmp_path / "rows").updates[-1].files[0].file
     path = tmp_path / "rows" / newest
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -213,9 +213,7 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(main, arguments)
         for number in range(1, 4):
-            job.train(20)
-            job.ckpt.wait()
-            publish(tmp_path / "store", tmp_path / "rows")
+            train_and_publish(job, tmp_path, 20)
             now = recovered(tmp_path / "store", tmp_path / "copy")
             gone = len(before - now.keys())
             expected += f"items: {len(now)} ids have a row, {gone} have none any more\n"

@@ -123,15 +123,3 @@ def test_a_read_that_was_cut_off_is_no_store_and_begins_again(stores, tmp_path, 
     monkeypatch.setattr("cpr_ext.wings.remote.opening.open_objects", lambda options: objects)
     assert RemoteOptions("memory:///").open(directory).read_from == "memory:///"
     assert verify(directory).is_sound
-
-
-def test_what_is_not_of_a_copy_is_not_removed(stores, tmp_path):
-    objects = MemoryObjects()
-    writer_of(objects, stores[0]).copy(state_of(stores[0]))
-    for name in ("notes.txt", "segments"):
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / name).mkdir()
-        with pytest.raises(cpr_ext.StoreError, match=name):
-            fetch_store(objects, directory)
-        assert names(directory) == {name, "LOCK"}

@@ -1,7 +1,6 @@
 import gzip
 import re
 import sys
-from collections import Counter
 
 import numpy as np
 import pyarrow
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.lab.dlrm.criteo import Criteo, parse_categories, parse_column, parse_dense
+from cpr_ext.wings.lab.dlrm.criteo import Criteo, parse_column
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 
 TINY = find_preset("tiny").criteo_num_embeddings
@@ -208,25 +207,3 @@ def test_columns_are_parsed_like_one_field_at_a_time(before, fields, base):
         field != b"" and number is None for field, number in zip(fields, expected, strict=True)
     ]
     assert values.tolist() == [number or 0 for number in expected]
-
-
-def binary(*fields):
-    return pyarrow.array(fields, type=pyarrow.binary())
-
-
-def test_dense_features_are_log_of_one_plus_what_is_positive():
-    malformed: Counter[str] = Counter()
-    dense = parse_dense([binary(b"0", b"1", b"-3", b"", b"x"), binary(*[b"99"] * 5)], malformed)
-    assert dense.dtype == np.float32
-    assert dense[:, 0] == pytest.approx([0.0, np.log(2.0), 0.0, 0.0, 0.0])
-    assert dense[:, 1] == pytest.approx([np.log(100.0)] * 5)
-    assert list(malformed.values()) == [1]
-
-
-def test_missing_and_malformed_categories_are_zero_and_only_the_latter_counted():
-    malformed: Counter[str] = Counter()
-    categories = parse_categories(
-        [binary(b"68fd1e64", b"", b"xyz"), binary(b"123456789", b"f", b"0F")], malformed
-    )
-    assert categories.tolist() == [[0x68FD1E64, 0, 0], [0, 15, 15]]
-    assert list(malformed.values()) == [2]

@@ -63,10 +63,11 @@ def test_the_copy_becomes_a_store_in_a_new_directory_and_in_no_other(copy, tmp_p
     assert exact_step(tmp_path / "mount") == 3
     with pytest.raises(StoreError, match="empty or a new"):
         fetch(copy, tmp_path / "new")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").touch()
-    with pytest.raises(StoreError, match=r"notes\.txt"):
-        fetch(copy, tmp_path / "full")
+    for name in ("notes.txt", "segments"):
+        (tmp_path / f"full {name}" / name).mkdir(parents=True)
+        with pytest.raises(StoreError, match=name):
+            fetch(copy, tmp_path / f"full {name}")
+        assert (tmp_path / f"full {name}" / name).exists()
     run = CliRunner().invoke
     assert "step 3; 5 files read" in run(app, ["fetch", copy, str(tmp_path / "a")]).output
     shown = json.loads(run(app, ["fetch", copy, str(tmp_path / "b"), "--json"]).output)
