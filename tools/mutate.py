@@ -139,7 +139,7 @@ def child(tree: str, tests: list[str], enough: float, env: dict[str, str], resul
             if self.failed and time.monotonic() - begin >= enough:
                 item.session.shouldstop = "enough"
 
-    plain = ["-p", "no:cacheprovider", f"--basetemp={tree}.tmp"]
+    plain = ["-p", "no:cacheprovider", f"--rootdir={tree}", f"--basetemp={tree}.tmp"]
     os._exit(int(pytest.main([*plain, *tests], plugins=[Recorder()])))
 
 

@@ -51,8 +51,8 @@ class Publisher:
         self.reports.append(publish(self._store, self._publication))
 
     def _wait_for_a_commit(self):
-        known, deadline = committed_steps(self._store), time.monotonic() + WAIT_SECONDS
-        while committed_steps(self._store) in ([], known):
+        newest, deadline = committed_steps(self._store)[-1:], time.monotonic() + WAIT_SECONDS
+        while committed_steps(self._store)[-1:] in ([], newest):
             assert self._training.poll() is None, self._training.communicate()[0].decode()
             assert time.monotonic() < deadline, "no snapshot was committed"
             time.sleep(0.002)
