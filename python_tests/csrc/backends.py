@@ -101,6 +101,19 @@ class Moving:
         return method(*args, **options)
 
 
+#: A tracker of each kind, of a table of so many rows.
+KINDS = {
+    "DirtyRows": lambda found, name="users", rows=100: found.dirty_rows(name, rows),
+    "AccessCounter": lambda found, name="users", rows=100: found.access_counter(name, rows),
+    "RowSampler": lambda found, name="users", rows=100: found.row_sampler(
+        name, rows, capacity=rows // 2, period=1
+    ),
+    "ChangeMeter": lambda found, name="users", rows=100: found.change_meter(
+        name, np.zeros((rows, 4), np.float32)
+    ),
+}
+
+
 @functools.cache
 def _set_imports_apart():
     """From now on a collection looks through what tests have made alone, which takes little."""

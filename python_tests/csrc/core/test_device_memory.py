@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError, UsageError
-from python_tests.csrc.backends import live_bytes
+from python_tests.csrc.backends import KINDS, live_bytes
 
 NUM_ROWS = 3000
 
@@ -100,14 +100,6 @@ def test_a_download_waits_for_no_upload(emulated):
 
 # --- captures of CUDA graphs ---
 
-TRACKERS = {"access_counter": {}, "dirty_rows": {}, "row_sampler": {"capacity": 10, "period": 2}}
-
-
-def make_tracker(backend, kind):
-    if kind == "change_meter":
-        return backend.change_meter("t", np.zeros((NUM_ROWS, 2), np.float32))
-    return getattr(backend, kind)("t", NUM_ROWS, **TRACKERS[kind])
-
 
 def test_what_a_device_needs_once_is_made_with_its_first_tracker(emulated):
     """In a step it would wait for the device, in a capture end it."""
@@ -120,11 +112,11 @@ def test_what_a_device_needs_once_is_made_with_its_first_tracker(emulated):
     assert not once & set(emulator.calls())
 
 
-@pytest.mark.parametrize("kind", [*TRACKERS, "change_meter"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kind):
     emulator = emulated.native.emulator
     emulator.unload_kernels()
-    tracker = make_tracker(emulated, kind)
+    tracker = KINDS[kind](emulated)
     emulator.set_capturing(True)
     tracker.observe(np.array([3]))
     assert emulator.set_capturing(False)

@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 from cpr_ext._native import native
 from cpr_ext.errors import RowIndexError, UsageError
 from python_tests.csrc import backends
+from python_tests.csrc.backends import KINDS
 from python_tests.examples import examples
 
 ROWS = 257
-TRACKERS = {
-    "mfu": lambda b, weight: b.access_counter("a", ROWS),
-    "ssu": lambda b, weight: b.row_sampler("a", ROWS, capacity=ROWS),
-    "scar": lambda b, weight: b.change_meter("a", weight),
-    "all": lambda b, weight: b.dirty_rows("a", ROWS),
-}
 row_sets = st.sets(st.integers(0, ROWS - 1))
 
 
@@ -29,14 +24,14 @@ def make_arrays(row_bytes=(12, 4), seed=0):
 class Hashed:
     """A table of a backend, whose rows are recorded, and its tracker."""
 
-    def __init__(self, backend, arrays, *, dirty=(), kind="all"):
+    def __init__(self, backend, arrays, *, dirty=(), kind="DirtyRows"):
         self.backend, self.arrays = backend, [backend.put(array) for array in arrays]
         options = {"name": "a", "num_rows": ROWS}
         if backend.device is None:
             self.hashes = native.HostRowHashes(**options)
         else:
             self.hashes = backend.native.DeviceRowHashes(**options, device=backend.device)
-        self.tracker = TRACKERS[kind](backend, np.zeros((ROWS, 4), np.float32))
+        self.tracker = KINDS[kind](backend, "a", ROWS)
         self.native = getattr(self.tracker, "tracker", self.tracker)
         self.tracker.observe(np.array(sorted(dirty), dtype=np.int64))
         self.hashes.record_range(self.arrays, 0, ROWS)
@@ -111,7 +106,7 @@ def test_a_write_to_all_rows_is_found_in_nearly_all(change):
     assert sum(found) >= ROWS - 1
 
 
-@pytest.mark.parametrize("kind", TRACKERS)
+@pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(dirty=row_sets, changed=row_sets, recorded=row_sets)
 def test_dirty_and_recorded_rows_may_change_and_the_first_other_one_is_named(
@@ -171,7 +166,7 @@ def test_threads_change_no_hash(threads):
 
 
 def test_strides_and_rows_that_a_tracker_has_chosen_on_a_device(device):
-    table = Hashed(device, make_arrays((8,)), dirty=[2, 5, 40, 64], kind="mfu")
+    table = Hashed(device, make_arrays((8,)), dirty=[2, 5, 40, 64], kind="AccessCounter")
     for row in (2, 5, 30, 40, 50, 60, 64):
         table.flip(0, row)
     assert table.compare(5, 62, 5) == (30, 10, 0)  # 5, 10 ... 60, without 5 and 40

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from cpr_ext import _C
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
 from python_tests.csrc import backends, reference
-from python_tests.csrc.backends import live_bytes
+from python_tests.csrc.backends import KINDS, live_bytes
 from python_tests.examples import examples
 
 POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in range(1, 5)]
@@ -176,16 +176,6 @@ for life in (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife):
 
 
 WEIGHT = np.zeros((1000, 4), dtype=np.float32)
-KINDS = {
-    "DirtyRows": lambda found, name="users", rows=100: found.dirty_rows(name, rows),
-    "AccessCounter": lambda found, name="users", rows=100: found.access_counter(name, rows),
-    "RowSampler": lambda found, name="users", rows=100: found.row_sampler(
-        name, rows, capacity=rows // 2, period=1
-    ),
-    "ChangeMeter": lambda found, name="users", rows=100: found.change_meter(
-        name, np.zeros((rows, 4), np.float32)
-    ),
-}
 PLACES = [
     *((place, kind) for place in ("cpu", "emulated") for kind in KINDS),
     *(pytest.param(("cuda", kind), marks=pytest.mark.gpu) for kind in KINDS),
