@@ -96,11 +96,8 @@ def test_many_large_counts_give_the_same_rows(kind, share):
 
 def sampled_rows(num_rows):
     """The rows that a selection draws to learn about where the threshold is."""
-    bits = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return (bits % np.uint64(num_rows)).astype(np.int64)
+    numbers = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (reference.mix_bits(numbers) % np.uint64(num_rows)).astype(np.int64)
 
 
 @pytest.mark.parametrize("factor", [1, 1000], ids=["sample too low", "sample too high"])
