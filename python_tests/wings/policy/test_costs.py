@@ -195,6 +195,9 @@ def test_parity_by_hand():
     assert chance_of_fallback(JobSize(1, 8), 10, 4, 0) == 0
     # Two of eight at once: of one group of four with a chance of 3/7.
     assert mean_hours_between_fallbacks(JobSize(1, 8, 2), 10, 4, 0) == pytest.approx(70 / 3)
+    loss = second_loss(JobSize(1, 8, 2), 10, 4, 5.0)
+    assert 0 < loss.meanwhile < 1
+    assert loss.chance == pytest.approx(3 / 7 + 4 / 7 * loss.meanwhile)
 
 
 @pytest.mark.parametrize(("shards", "size", "lost"), [(8, 4, 2), (12, 3, 4), (6, 2, 5), (8, 2, 1)])
