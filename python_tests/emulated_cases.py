@@ -14,7 +14,7 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, priorities, saved_hashes, snapshot
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import gradient_rows, lookup_recorder
-from python_tests.helpers import Trained, assert_same, open_checkpointer, read_chunks, row_records
+from python_tests.helpers import assert_same, open_checkpointer, row_records
 
 emulator = _emulated.emulator
 
@@ -30,9 +30,9 @@ def calm():
 class Run:
     """A table of 4000 rows in training."""
 
-    def __init__(self, directory, **options) -> None:
+    def __init__(self, directory, *, optimizer=torch.optim.SGD, **options):
         self.model = torch.nn.EmbeddingBag(4000, 16, mode="sum", sparse=True)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
         self.checkpointer = open_checkpointer(
@@ -80,29 +80,24 @@ def test_training_goes_on_while_the_device_chooses_rows(tmp_path, monkeypatch):
     run.checkpointer.close()
 
 
-def test_save_waits_for_the_device_and_takes_this_step(tmp_path):
+def test_save_waits_for_the_device_takes_this_step_and_a_bad_lookup_is_told_at_the_next(tmp_path):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
     run.step([5, 6, 7])
     expected = run.model.weight.detach().clone()
     assert run.checkpointer.save("partial").step == 2
-    run.checkpointer.close()
-    other = Run(tmp_path / "s")
-    other.checkpointer.recover()
-    assert torch.equal(other.model.weight, expected)
-    other.checkpointer.close()
-
-
-def test_a_bad_lookup_is_told_at_the_next_step(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
     name = run.checkpointer.tables[0].name
     run.checkpointer.record_lookups(name, torch.tensor([3, 4000]))
     run.step()
     with pytest.raises(RowIndexError, match="index 4000 at position 1 of an earlier lookup"):
         run.step()
-    run.step()
+    run.step(range(50, 80))
+    assert run.checkpointer.recover(shards=[0]).row_updates_lost == 1 + 2 * 100 + 30
     run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight, expected)
+    other.checkpointer.close()
 
 
 @pytest.mark.parametrize(
@@ -141,48 +136,33 @@ def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tm
     assert stager.slot_bytes == 4 << 20
 
 
-def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(2))
-    run.save_base()
-    gc.collect()  # what earlier tests have left
-    sizes = []
-    for _ in range(12):
-        run.step()
-        run.checkpointer.wait()
-        sizes.append(sum(emulator.allocations().values()))
-    assert len(set(sizes[4:])) == 1
-    run.checkpointer.close()
-
-
 def test_memory_of_a_snapshot_serves_the_next_and_is_given_back_in_the_end(tmp_path):
     cuda.trim_memory([0])
     before = emulator.pooled_bytes()
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
-    mapped = []
-    for _ in range(4):
+    gc.collect()  # what earlier tests have left
+    mapped, sizes, kept = [], [], []
+    for number in range(8):
         run.step()
-        run.checkpointer.save("partial")
+        kept.append(run.checkpointer.save("base" if number > 5 else "partial"))
         run.checkpointer.wait()
         mapped.append(emulator.mappings())
-    assert mapped[2:] == [0, 0]
+        sizes.append(sum(emulator.allocations().values()))
+    assert mapped[2:6] == [0] * 4
+    assert len(set(sizes[2:])) == 1, "what was taken is not freed, or is kept by who has a snapshot"
     assert emulator.pooled_bytes() > before
-    run.checkpointer.close()
-    assert emulator.pooled_bytes() == before
-
-
-def test_memory_of_a_snapshot_is_given_back_when_it_ends_if_the_device_has_little(tmp_path):
-    cuda.trim_memory([0])
-    before = emulator.pooled_bytes()
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
     emulator.set_free_part(0.01)
     run.step()
     run.checkpointer.save("partial")
     assert emulator.pooled_bytes() > before
     run.checkpointer.wait()
-    assert emulator.pooled_bytes() == before
+    assert emulator.pooled_bytes() == before  # at its end if the device has little
+    emulator.set_free_part(1.0)
+    run.step()
+    run.checkpointer.save("partial")
     run.checkpointer.close()
+    assert emulator.pooled_bytes() == before
 
 
 def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeypatch):
@@ -200,43 +180,46 @@ def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeyp
     run.checkpointer.close()
 
 
-def test_a_snapshot_that_the_user_keeps_holds_no_memory_of_the_device(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    kept, sizes = [], []
-    for _ in range(3):
-        run.step()
-        kept.append(run.checkpointer.save("base"))
-        run.checkpointer.wait()
-        sizes.append(sum(emulator.allocations().values()))
-    assert len(set(sizes)) == 1
-    run.checkpointer.close()
+MIXED = cpr_ext.StoreOptions(
+    precision=cpr_ext.Precision("float32", partial="int8", state="float16")
+)
+ROUNDED = cpr_ext.StoreOptions(precision=cpr_ext.Precision(base="float16", partial="int8"))
+RUNS = {
+    "MFU": {"priority": cpr_ext.MostFrequentlyUsed(0.1)},
+    "SSU": {"priority": cpr_ext.SubSampledUsed(0.1, period=3)},
+    "SCAR": {"priority": cpr_ext.LargestChange(0.1), "store": MIXED},
+    "all": {"priority": cpr_ext.AllRows(), "store": ROUNDED},
+    "all, over several steps": {
+        "priority": cpr_ext.AllRows(),
+        "store": MIXED,
+        "staging": cpr_ext.StagingOptions(gather_bytes=0),
+    },
+}
 
 
-PRIORITIES = [
-    cpr_ext.MostFrequentlyUsed(0.1),
-    cpr_ext.SubSampledUsed(0.1, period=3),
-    cpr_ext.LargestChange(0.1),
-    cpr_ext.AllRows(),
-]
-
-
-def saved_rows(directory, priority):
-    """Rows and values of every snapshot of a run of its own, and which trackers it had."""
+def train_anew(directory, patch, **options):
+    """Bytes of the rows of every snapshot of a run of its own, and which trackers it had."""
+    ids = map("{:032x}".format, itertools.count(1))  # they are in the headers
+    patch.setattr(snapshot, "new_id", ids.__next__)
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
-    run = Run(directory, priority=priority, num_shards=16)
+    run = Run(directory, optimizer=torch.optim.Adagrad, **options)
     kinds = {type(tracker).__name__ for tracker in run.checkpointer._trackers.values()}
+    run.model.weight.data[17, 3] = 1e38  # a row that breaks every bound
     for _ in range(20):
-        # In one shard of 250: more rows than its budget allows, no more than SSU's sample holds.
-        run.step(torch.randint(250, (60,), generator=random).tolist())
+        # More rows than the budget allows, no more than SSU's sample holds.
+        run.step(torch.randint(900, (300,), generator=random).tolist())
         run.checkpointer.wait()
     run.checkpointer.close()
-    saved = [
-        (record.kind, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
-        for record, path in row_records(run.checkpointer.store)
-    ]
-    return saved, kinds
+    return {path.name: path.read_bytes() for _, path in row_records(run.checkpointer.store)}, kinds
+
+
+def recovered(directory):
+    run = Run(directory, optimizer=torch.optim.Adagrad)
+    report = run.checkpointer.recover()
+    run.checkpointer.close()
+    state = run.optimizer.state[run.model.weight]["sum"]
+    return [run.model.weight.detach(), state, report.rows_restored, report.rows_rounded]
 
 
 def move_to_host(patch):
@@ -247,95 +230,26 @@ def move_to_host(patch):
     patch.setattr(segment_format, "stager_of", lambda tensor: None)
 
 
-@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
-def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, priority, monkeypatch):
-    on_device, kinds = saved_rows(tmp_path / "device", priority)
-    assert all(kind.startswith("Device") for kind in kinds)
-    move_to_host(monkeypatch)
-    on_host, kinds = saved_rows(tmp_path / "host", priority)
-    assert not any(kind.startswith("Device") for kind in kinds)
-    assert len([kind for kind, _ in on_host if kind == "partial"]) >= 5
-    assert_same(on_device, on_host)
-
-
-MIXED = cpr_ext.Precision(base="float32", partial="int8", state="float16")
-OTHER = cpr_ext.Precision(base="float16", partial="int8")
-
-
-def train_rounded(directory, *, gather_bytes=1 << 30):
-    """A run with a base and partial snapshots of mixed precisions, which another continued."""
-    for precision in (MIXED, OTHER):
-        torch.manual_seed(0)
-        options = {"num_shards": 3, "lookups": 100, "priority": cpr_ext.AllRows()}
-        run = Trained(
-            directory,
-            tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
-            schedule=cpr_ext.EverySteps(10**9),
-            store=cpr_ext.StoreOptions(precision=precision),
-            staging=cpr_ext.StagingOptions(gather_bytes=gather_bytes),
-            **options,
-        )
-        if precision is OTHER:
-            run.checkpointer.recover()
-        for kind in ("base", "partial", "partial"):
-            run.train(1)
-            with torch.no_grad():  # a row that breaks every bound
-                run.model.tables["big"].weight[17, 3] = 1e38
-            run.checkpointer.save(kind=kind)
-            run.checkpointer.wait()
-        run.die()
-    return {path.relative_to(directory): path.read_bytes() for _, path in row_records(run.store)}
-
-
-def recovered_rows(directory):
-    run = Trained(
-        directory,
-        tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
-        num_shards=3,
-        seed=9,
-    )
-    report = run.checkpointer.recover()
-    rows = run.rows()
-    run.checkpointer.close()
-    return rows, (report.rows_restored, report.rows_rounded)
-
-
-@pytest.mark.parametrize("gather_bytes", [1 << 30, 0])
-def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(
-    tmp_path, gather_bytes, monkeypatch
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_snapshots_are_those_of_the_cpu_byte_for_byte_and_each_restores_the_other(
+    tmp_path, options, monkeypatch
 ):
-    def number_snapshots():  # their ids are in the headers
-        ids = map("{:032x}".format, itertools.count(1))
-        monkeypatch.setattr(snapshot, "new_id", ids.__next__)
-
-    emulator.calls()  # of tests before
-    number_snapshots()
-    of_device = train_rounded(tmp_path / "device", gather_bytes=gather_bytes)
-    on_device = recovered_rows(tmp_path / "device")
-    assert emulator.calls()["cudaLaunchKernelEx"] > 0
-    with pytest.MonkeyPatch.context() as patch:
+    of_device, kinds = train_anew(tmp_path / "device", monkeypatch, **options)
+    assert all(kind.startswith("Device") for kind in kinds)
+    rows = [recovered(tmp_path / "device")]
+    with monkeypatch.context() as patch:
         move_to_host(patch)
-        number_snapshots()
-        of_host = train_rounded(tmp_path / "host")
-        on_host = recovered_rows(tmp_path / "host")
-        device_to_host = recovered_rows(tmp_path / "device")
-    host_to_device = recovered_rows(tmp_path / "host")
+        of_host, kinds = train_anew(tmp_path / "host", patch, **options)
+        assert not any(kind.startswith("Device") for kind in kinds)
+        rows += [recovered(tmp_path / "host"), recovered(tmp_path / "device")]
+    rows.append(recovered(tmp_path / "host"))
+    assert len([name for name in of_host if "partial" in name]) >= 5
     assert of_device.keys() == of_host.keys()
     for name, data in of_host.items():
         assert of_device[name] == data, name
-    for rows, report in (on_device, device_to_host, host_to_device):
-        assert_same(rows, on_host[0])
-        assert report == on_host[1]
-    assert on_host[1][1] > 600
-
-
-def test_row_updates_lost_are_counted(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    run.step(range(100))
-    run.step(range(50, 80))
-    assert run.checkpointer.recover(shards=[0]).row_updates_lost == 130
-    run.checkpointer.close()
+    for each in rows[1:]:
+        assert_same(each, rows[0])
+    assert (rows[0][3] > 300) == ("store" in options)
 
 
 @pytest.fixture
@@ -356,48 +270,34 @@ def capture(monkeypatch):
     emulator.set_capturing(False)
 
 
-def test_a_step_that_is_captured_counts_rows_by_the_graph(tmp_path, capture):
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_step_that_is_captured_counts_rows_by_the_graph(tmp_path, capture, is_lazy):
+    """Also while the device is still at steps before."""
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
+    tracker = next(iter(run.checkpointer._trackers.values()))
+    emulator.set_lazy(is_lazy)
+    run.step([0])
+    assert (emulator.num_waiting() > 0) == is_lazy
     emulator.calls()
     capture(True)
     run.optimizer.zero_grad()
-    run.model(torch.tensor([[1, 2, 2]])).sum().backward()
+    run.lookups.append(torch.tensor([[1, 2, 2]]))
+    run.model(run.lookups[-1]).sum().backward()
     run.optimizer.step()
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
-    tracker = next(iter(run.checkpointer._trackers.values()))
     for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
         with pytest.raises(UsageError, match="while a CUDA graph is captured"):
             call()
     capture(False)
-    assert tracker.num_dirty() == 0
+    assert tracker.num_dirty() == 1
     emulator.replay_graph()
     run.step([7])
-    assert tracker.dirty_rows().tolist() == [1, 2, 7]
+    assert tracker.dirty_rows().tolist() == [0, 1, 2, 7]
+    emulator.set_lazy(False)
     run.checkpointer.save("partial")
     run.checkpointer.wait()
     assert run.checkpointer.store.manifest.dense[-1].is_complete
-    run.checkpointer.close()
-
-
-def test_a_graph_is_captured_while_the_device_is_still_at_steps_before(tmp_path, capture):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
-    emulator.set_lazy(True)
-    for step in range(3):
-        run.step([step])
-    assert emulator.num_waiting() > 0
-    emulator.calls()
-    capture(True)
-    run.optimizer.zero_grad()
-    run.model(torch.tensor([[7, 8]])).sum().backward()
-    run.optimizer.step()
-    assert emulator.calls() == {"cudaLaunchKernelEx": 1}
-    capture(False)
-    emulator.replay_graph()
-    run.checkpointer.step()
-    tracker = next(iter(run.checkpointer._trackers.values()))
-    assert tracker.dirty_rows().tolist() == [0, 1, 2, 7, 8]
     run.checkpointer.close()
 
 
@@ -428,10 +328,13 @@ def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_found_by_compar
     run.checkpointer.close()
 
 
-def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_path, capture):
+def test_lookups_that_are_recorded_count_by_the_graph_or_on_the_stream_that_is_current(
+    tmp_path, capture, monkeypatch
+):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
     name = run.checkpointer.tables[0].name
+    tracker = run.checkpointer._trackers[name]
     run.checkpointer.record_lookups(name, torch.tensor([5]))
     emulator.calls()
     lookups = torch.tensor([8, 9])  # its memory is the graph's
@@ -440,26 +343,17 @@ def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_pat
     capture(False)
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
     emulator.replay_graph()
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [8, 9]
+    assert tracker.dirty_rows().tolist() == [8, 9]
     run.checkpointer.step()
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 8, 9]
-    run.checkpointer.close()
-
-
-def test_lookups_that_are_counted_before_step_are_so_on_the_stream_that_is_current(
-    tmp_path, monkeypatch
-):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
-    run.save_base()
+    assert tracker.dirty_rows().tolist() == [5, 8, 9]
     asked = []
     monkeypatch.setattr(cuda, "_current_stream", lambda device: asked.append(device) or 0)
     monkeypatch.setattr(lookup_recorder, "_MAX_PENDING_LOOKUPS", 2)
-    name = run.checkpointer.tables[0].name
     run.checkpointer.record_lookups(name, torch.tensor([5, 6]))
     assert asked == []
     run.checkpointer.record_lookups(name, torch.tensor([7]))
     assert asked == [0]
-    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 6, 7]
+    assert tracker.dirty_rows().tolist() == [5, 6, 7, 8, 9]
     run.checkpointer.close()
 
 

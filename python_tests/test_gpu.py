@@ -4,10 +4,7 @@
 device that need no stream or graph of PyTorch's.
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +15,7 @@ from cpr_ext._native import native
 pytestmark = pytest.mark.gpu
 is_emulated = os.environ.get("CPR_EXT_GPU") == "emulated"
 of_pytorch = pytest.mark.skipif(
-    is_emulated,
-    reason="PyTorch has no streams and no graphs on the emulated device",
+    is_emulated, reason="PyTorch has no streams and no graphs on the emulated device"
 )
 
 
@@ -66,18 +62,28 @@ def restore(directory, device, **options):
     return report, state_of(model, optimizer)
 
 
-@pytest.mark.parametrize("slot_bytes", [128 << 10, 8 << 20])
-def test_every_row_saved_is_as_it_was_at_one_step(tmp_path, slot_bytes):
+PRIORITIES = [
+    cpr_ext.MostFrequentlyUsed(0.2),
+    cpr_ext.SubSampledUsed(0.2),
+    cpr_ext.LargestChange(0.2),
+    cpr_ext.AllRows(),
+]
+
+
+@pytest.mark.parametrize("priority", [None, *PRIORITIES], ids=lambda each: type(each).__name__)
+def test_every_row_saved_is_as_it_was_at_one_step(tmp_path, priority):
     model, optimizer = build("cuda")
     with cpr_ext.Checkpointer(
         model,
         optimizer,
         tmp_path / "s",
         schedule=cpr_ext.EverySteps(5),
-        staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes),
+        staging=cpr_ext.StagingOptions(slot_bytes=8 << 20 if priority else 128 << 10),
+        **({"priority": priority} if priority else {}),
     ) as checkpointer:
         seen = train(model, optimizer, checkpointer, 40)
         checkpointer.wait()
+        assert checkpointer.metrics.failures == []
     _, (weight, state) = restore(tmp_path / "s", "cpu")
     found = torch.zeros(len(weight), dtype=torch.bool)
     for old_weight, old_state in seen:
@@ -129,29 +135,46 @@ def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
     assert torch.equal(weight, expected[0])
 
 
-@of_pytorch
-def test_counting_can_be_captured_in_a_graph_and_counts_at_every_launch():
-    counter = native.DeviceAccessCounter(name="t", num_rows=1000, device=0)
-    indices = torch.arange(0, 1000, 2, device="cuda")
-    side = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
+def count_by_a_graph(tracker, indices, replays):
+    """Observe, then capture that in a graph and launch it."""
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
         native.use_stream(0, side.cuda_stream)
-        counter.observe(indices)
+        tracker.observe(indices)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=side):
-            counter.observe(indices)
-        for _ in range(3):
+            tracker.observe(indices)
+        for _ in range(replays):
             graph.replay()
         torch.cuda.synchronize()
     native.use_stream(0, 0)
+
+
+@of_pytorch
+def test_counting_and_sampling_can_be_captured_in_a_graph():
+    counter = native.DeviceAccessCounter(name="t", num_rows=1000, device=0)
+    count_by_a_graph(counter, torch.arange(0, 1000, 2, device="cuda"), 3)
     assert counter.counts()[::2].tolist() == [4] * 500
     assert counter.counts()[1::2].sum() == 0
+    sampler = native.DeviceRowSampler(name="t", num_rows=10, capacity=10, period=4, device=0)
+    # 1 to 3: none is sampled; by the graph 4 to 9: row 0 at 4, row 1 at 8
+    count_by_a_graph(sampler, torch.arange(3, device="cuda"), 2)
+    assert sampler.num_sampled == 2
+    assert sampler.select(0, 10, 2).tolist() == [0, 1]
 
 
-def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path: Path):
+def assert_recovers(other, directory, expected):
+    """A fresh model gets these parameters from a store."""
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(other, optimizer, directory) as checkpointer:
+        checkpointer.recover()
+    for parameter, value in zip(other.parameters(), expected, strict=True):
+        assert torch.equal(parameter.detach().cpu(), value)
+
+
+def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path):
     class Two(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.here = torch.nn.Embedding(5000, 8, sparse=True)
             self.there = torch.nn.Embedding(5000, 8, sparse=True, device="cuda")
@@ -170,57 +193,7 @@ def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path: Path):
         checkpointer.save("base")
         expected = [p.detach().cpu().clone() for p in model.parameters()]
         checkpointer.wait()
-    other = Two()
-    with cpr_ext.Checkpointer(
-        other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "s"
-    ) as checkpointer:
-        checkpointer.recover()
-    for parameter, value in zip(other.parameters(), expected, strict=True):
-        assert torch.equal(parameter.detach().cpu(), value)
-
-
-PRIORITIES = [
-    cpr_ext.MostFrequentlyUsed(0.2),
-    cpr_ext.SubSampledUsed(0.2),
-    cpr_ext.LargestChange(0.2),
-    cpr_ext.AllRows(),
-]
-
-
-@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
-def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, priority):
-    model, optimizer = build("cuda")
-    with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path / "s", priority=priority, schedule=cpr_ext.EverySteps(5)
-    ) as checkpointer:
-        seen = train(model, optimizer, checkpointer, 40)
-        checkpointer.wait()
-        assert checkpointer.metrics.failures == []
-    _, (weight, state) = restore(tmp_path / "s", "cpu")
-    found = torch.zeros(len(weight), dtype=torch.bool)
-    for old_weight, old_state in seen:
-        found |= (weight == old_weight).all(1) & (state == old_state).all(1)
-    assert found.all()
-
-
-@of_pytorch
-def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
-    sampler = native.DeviceRowSampler(name="t", num_rows=10, capacity=10, period=4, device=0)
-    indices = torch.arange(3, device="cuda")
-    side = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        native.use_stream(0, side.cuda_stream)
-        sampler.observe(indices)  # 1 to 3: none is sampled
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=side):
-            sampler.observe(indices)
-        for _ in range(2):  # 4 to 9: row 0 at 4, row 1 at 8
-            graph.replay()
-        torch.cuda.synchronize()
-    native.use_stream(0, 0)
-    assert sampler.num_sampled == 2
-    assert sampler.select(0, 10, 2).tolist() == [0, 1]
+    assert_recovers(Two(), tmp_path / "s", expected)
 
 
 class Compiled(torch.nn.Module):
@@ -286,13 +259,7 @@ def test_rows_count_where_a_compiler_makes_cuda_graphs_of_the_model(tmp_path, re
         expected = [parameter.detach().cpu().clone() for parameter in model.parameters()]
     if not is_emulated:
         assert len(recorded) >= 2, "the compiler made no CUDA graphs of forward and backward"
-    other = Compiled(9).to("cuda")
-    with cpr_ext.Checkpointer(
-        other, torch.optim.SGD(other.parameters(), lr=0.01), tmp_path / "s"
-    ) as checkpointer:
-        checkpointer.recover()
-    for parameter, value in zip(other.parameters(), expected, strict=True):
-        assert torch.equal(parameter.detach().cpu(), value)
+    assert_recovers(Compiled(9).to("cuda"), tmp_path / "s", expected)
 
 
 @of_pytorch
@@ -332,8 +299,4 @@ def test_a_graph_of_the_whole_step_counts_its_rows_at_every_replay(tmp_path):
         assert not checkpointer.store.manifest.dense[-1].is_complete
         expected = model.weight.detach().cpu().clone()
     other = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True)
-    with cpr_ext.Checkpointer(
-        other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "s"
-    ) as checkpointer:
-        checkpointer.recover()
-    assert torch.equal(other.weight.detach(), expected)
+    assert_recovers(other, tmp_path / "s", [expected])

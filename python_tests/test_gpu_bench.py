@@ -3,8 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import torch
 from python_tests.test_bench import load, run
 
 
-def run_emulated(what: str, folder: Path) -> str:
+def run_emulated(what, folder):
     return run("-m", "python_tests.emulated_bench", what, str(folder))
 
 
@@ -21,7 +19,7 @@ def run_emulated(what: str, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) -> None:
+def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path):
     shown = run_emulated("targets", tmp_path)
     assert "0 failed" in shown.splitlines()[-1]
     for stage in (
@@ -37,44 +35,35 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
 
 
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+def bounds(monkeypatch):
     """gpu_bounds with its kernels emulated."""
+    from python_tests import emulated_bench
+
     module = load("gpu_bounds")
-    emulated = load_emulated_bench()
-    monkeypatch.setattr(module, "library", emulated.compiled_bounds)
+    monkeypatch.setattr(module, "library", emulated_bench.compiled_bounds)
     monkeypatch.setattr(load("gpu_device"), "stream", lambda: 0)
     return module
 
 
-def load_emulated_bench() -> Any:
-    import python_tests.emulated_bench as emulated
-
-    return emulated
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_the_simplest_counting_counts(bounds: Any, returns: bool) -> None:
+@pytest.mark.parametrize("row_bytes", [64, 256, 512])
+def test_the_simplest_kernels_count_and_gather(bounds, row_bytes):
     random = np.random.default_rng(0)
     rows = [3, 1000]
-    counts = [torch.zeros(n, dtype=torch.int32) for n in rows]
-    indices = [torch.from_numpy(random.integers(0, n, 700)) for n in rows]
-    bounds.count(bounds.addresses(counts), bounds.addresses(indices), 700, returns=returns)
-    for found, looked_up, n in zip(counts, indices, rows, strict=True):
-        expected = np.bincount(looked_up.numpy(), minlength=n)
-        np.testing.assert_array_equal(found.numpy(), expected)
-
-
-@pytest.mark.parametrize("row_bytes", [64, 256, 512])
-def test_the_simplest_gather_gathers(bounds: Any, row_bytes: int) -> None:
-    table = torch.randn(300, row_bytes // 4)
-    row_ids = torch.randint(300, (101,))
+    for returns in (False, True):
+        counts = [torch.zeros(n, dtype=torch.int32) for n in rows]
+        indices = [torch.from_numpy(random.integers(0, n, 700)) for n in rows]
+        bounds.count(bounds.addresses(counts), bounds.addresses(indices), 700, returns=returns)
+        for found, looked_up, n in zip(counts, indices, rows, strict=True):
+            expected = np.bincount(looked_up.numpy(), minlength=n)
+            np.testing.assert_array_equal(found.numpy(), expected)
+    table, row_ids = torch.randn(300, row_bytes // 4), torch.randint(300, (101,))
     packed = torch.zeros(101, row_bytes // 4)
     bounds.gather(table, row_ids, packed)
     assert torch.equal(packed, table[row_ids])
 
 
 @pytest.mark.parametrize("architecture", ["80", "90"])
-def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
+def test_the_simplest_kernels_are_compiled_by_nvcc(architecture):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc")
     library = load("gpu_bounds").compile_for(architecture)
@@ -82,7 +71,7 @@ def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
     assert library.bound_gather is not None
 
 
-def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Path) -> None:
+def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path):
     run_emulated("profile", tmp_path)
     events = load("gpu_device").read_events(tmp_path / "trace.json.gz")
     [clock] = [e for e in events if e.name == "cpr_ext clock"]
@@ -93,8 +82,8 @@ def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Pa
     assert done["check"].end <= done["write"].end
 
 
-def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path: Path, capsys: Any) -> None:
-    def event(category: str, name: str, begin: float, duration: float, stream: int = 7) -> Any:
+def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path, capsys):
+    def event(category, name, begin, duration, stream=7):
         times = {"ts": begin, "dur": duration, "args": {"stream": stream}}
         return {"ph": "X", "cat": category, "name": name, **times}
 
@@ -118,17 +107,17 @@ def test_the_longest_gap_of_trainings_stream_is_shown(tmp_path: Path, capsys: An
 
 
 def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     targets, table = load("gpu_targets"), load("gpu_table")
     file = tmp_path / "gpu.json"
 
-    def fails(sizes: Any) -> Any:
+    def fails(sizes):
         yield table.Target("early", "other", 1.0, 2.0, 1.0, 2.0)
         assert [row["stage"] for row in json.loads(file.read_text())["rows"]] == ["early"]
         raise MemoryError("all is full")
 
-    def goes_on(sizes: Any) -> Any:
+    def goes_on(sizes):
         yield table.Target("late", "other", 1.0, 0.5, 1.0, 0.5)
 
     monkeypatch.setattr(load("results"), "FOLDER", tmp_path)
@@ -152,7 +141,7 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     assert "a failed: MemoryError: all is full" in page
 
 
-def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys: Any) -> None:
+def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     for name in ("gpu_targets", "gpu_profile"):

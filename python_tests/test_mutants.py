@@ -31,9 +31,8 @@ void launch(int n) {
 
 @pytest.fixture(scope="module")
 def mutate():
-    spec = importlib.util.spec_from_file_location(
-        "mutate_kernels", ROOT / "tools/mutate_kernels.py"
-    )
+    path = ROOT / "tools/mutate_kernels.py"
+    spec = importlib.util.spec_from_file_location("mutate_kernels", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

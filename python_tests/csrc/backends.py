@@ -13,7 +13,6 @@ import importlib
 import os
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ class Backend:
     native: ModuleType
     device: int | None
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array):
         """The same values in the backend's memory; numpy's own array where that is the host's."""
         if self.name != "cuda":
             return array
@@ -46,23 +45,30 @@ class Backend:
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{self.device}")
 
-    def get(self, array: Any) -> np.ndarray:
+    def get(self, array):
         return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
-    def access_counter(self, name: str, num_rows: int) -> Any:
+    def stager(self, slot_bytes=64 * 1024, num_slots=2):
+        """What copies rows between its tables and the host: the CPU's module itself does."""
+        if self.device is None:
+            return self.native
+        options = {"slot_bytes": slot_bytes, "num_slots": num_slots}
+        return self.native.DeviceStager(device=self.device, **options)
+
+    def access_counter(self, name, num_rows):
         return self._tracker("AccessCounter", name=name, num_rows=num_rows)
 
-    def row_sampler(self, name: str, num_rows: int, **options: int) -> Any:
+    def row_sampler(self, name, num_rows, **options):
         return self._tracker("RowSampler", name=name, num_rows=num_rows, **options)
 
-    def dirty_rows(self, name: str, num_rows: int) -> Any:
+    def dirty_rows(self, name, num_rows):
         return self._tracker("DirtyRows", name=name, num_rows=num_rows)
 
-    def change_meter(self, name: str, weight: Any) -> Any:
+    def change_meter(self, name, weight):
         moved = self.put(weight) if isinstance(weight, np.ndarray) else weight
         return self._tracker("ChangeMeter", name=name, weight=moved)
 
-    def _tracker(self, kind: str, **options: Any) -> Any:
+    def _tracker(self, kind, **options):
         """A tracker, on the backend's device its form for devices."""
         if self.device is None:
             return getattr(self.native, kind)(**options)
@@ -73,50 +79,49 @@ class Backend:
 class Moving:
     """A tracker of a backend that is told arrays of numpy, wherever its memory is."""
 
-    def __init__(self, backend: Backend, tracker: Any) -> None:
+    def __init__(self, backend, tracker):
         self.tracker = tracker
         self._backend = backend
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tracker, name)
+    def __getattr__(self, name):
+        found = getattr(self.tracker, name)
+        return functools.partial(self._call, found) if callable(found) else found
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return repr(self.tracker)
 
-    def observe(self, indices: np.ndarray) -> None:
+    def observe(self, indices):
         self.tracker.observe(self._backend.put(indices))
 
-    def select(self, *args: Any, **options: Any) -> Any:
-        return self.tracker.select(*args, **self._moved(options))
-
-    def begin_select(self, *args: Any, **options: Any) -> Any:
-        return self.tracker.begin_select(*args, **self._moved(options))
-
-    def take(self, row_ids: Any, **options: Any) -> Any:
-        return self.tracker.take(row_ids, **self._moved(options))
-
-    def take_chosen(self, row_ids: Any, **options: Any) -> Any:
-        return self.tracker.take_chosen(row_ids, **self._moved(options))
-
-    def take_range(self, begin: int, end: int, **options: Any) -> Any:
-        return self.tracker.take_range(begin, end, **self._moved(options))
-
-    def _moved(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method, *args, weight=None, pool=None, **options):
         """A thread pool is of another module, and no device's business."""
-        moved = {name: value for name, value in options.items() if name != "pool"}
-        if isinstance(moved.get("weight"), np.ndarray):
-            moved["weight"] = self._backend.put(moved["weight"])
-        return moved
+        if weight is not None:
+            is_moved = isinstance(weight, np.ndarray)
+            options["weight"] = self._backend.put(weight) if is_moved else weight
+        return method(*args, **options)
+
+
+#: A tracker of each kind, of a table of so many rows.
+KINDS = {
+    "DirtyRows": lambda found, name="users", rows=100: found.dirty_rows(name, rows),
+    "AccessCounter": lambda found, name="users", rows=100: found.access_counter(name, rows),
+    "RowSampler": lambda found, name="users", rows=100: found.row_sampler(
+        name, rows, capacity=rows // 2, period=1
+    ),
+    "ChangeMeter": lambda found, name="users", rows=100: found.change_meter(
+        name, np.zeros((rows, 4), np.float32)
+    ),
+}
 
 
 @functools.cache
-def _set_imports_apart() -> None:
+def _set_imports_apart():
     """From now on a collection looks through what tests have made alone, which takes little."""
     gc.collect()
     gc.freeze()
 
 
-def live_bytes(emulated: Backend) -> int:
+def live_bytes(emulated):
     """Device memory that is allocated, but for what earlier tests have left as garbage.
 
     Trackers of theirs that are part of a cycle would be freed at any time, perhaps between two
@@ -127,7 +132,7 @@ def live_bytes(emulated: Backend) -> int:
     return sum(emulated.native.emulator.allocations().values())
 
 
-def find(name: str) -> Backend:
+def find(name):
     """The backend of this name; the test skips, or fails, where it is not."""
     if name == "cpu":
         return Backend(name, native, None)

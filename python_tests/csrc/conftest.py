@@ -7,6 +7,7 @@ import pytest
 
 from cpr_ext._native import native
 from python_tests.csrc import backends
+from python_tests.csrc.storage import faulty_io
 
 #: Emulated threads never run in their order: what depends on it fails somewhere.
 THREADS_SEED = 1
@@ -18,17 +19,8 @@ WITHOUT_AVX2 = [name for name in native.instruction_sets() if name != "avx2"]
 
 @pytest.fixture(scope="module", params=WITHOUT_AVX2)
 def every_instruction_set(request):
-    yield from using(request.param)
-
-
-@pytest.fixture(scope="module", params=native.instruction_sets())
-def every_form_of_rounding(request):
-    yield from using(request.param)
-
-
-def using(instruction_set):
     before = native.instruction_set()
-    native.use_instruction_set(instruction_set)
+    native.use_instruction_set(request.param)
     yield
     native.use_instruction_set(before)
 
@@ -59,6 +51,12 @@ def emulated():
     found.native.emulator.set_num_devices(1)
     found.native.emulator.set_memory_pools(True)
     found.native.emulator.set_free_part(1.0)
+
+
+@pytest.fixture(scope="session")
+def faulty(tmp_path_factory):
+    """A library to preload, by which file operations fail on demand."""
+    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,7 @@ def row_change(now, before):
 
 
 def mix_bits(bits):
+    """Of an int, or of each number of an array of uint64."""
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & MASK
     return bits ^ (bits >> 31)

@@ -27,7 +27,7 @@ HEADER = b"header".ljust(ALIGNMENT, b".")
 Chunk = tuple[int, int, int, int, list[int]]  # table, first, count, step, checksums
 
 
-def align_up(num_bytes: int, block_bytes: int = ALIGNMENT) -> int:
+def align_up(num_bytes, block_bytes=ALIGNMENT):
     return -(-num_bytes // block_bytes) * block_bytes
 
 
@@ -43,15 +43,15 @@ class Table:
     first_row_id: int = 0
 
     @property
-    def saved_ids(self) -> np.ndarray:
+    def saved_ids(self):
         if self.row_ids is not None:
             return self.row_ids
         return np.arange(self.range_begin, self.range_begin + self.range_rows, dtype=np.int64)
 
-    def saved_rows(self, name: str) -> np.ndarray:
+    def saved_rows(self, name):
         return self.arrays[name][self.saved_ids - self.first_row_id]
 
-    def emptied(self) -> Table:
+    def emptied(self):
         """The same table with other values: the target of a restore."""
         arrays = {}
         for name, array in self.arrays.items():
@@ -72,7 +72,7 @@ class Layout:
     spare_bytes: int = 0  # at the end, filled by no table
     block_bytes: int = ALIGNMENT
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for table in self.tables:
             where = {}
             count = len(table.saved_ids)
@@ -83,12 +83,12 @@ class Layout:
             self.offsets.append(where)
         self.file_bytes += self.spare_bytes
 
-    def _take(self, num_bytes: int) -> int:
+    def _take(self, num_bytes):
         offset = self.file_bytes
         self.file_bytes += align_up(num_bytes, self.block_bytes)
         return offset
 
-    def specs(self, tables: list[Table] | None = None, *, capture: bool) -> list:
+    def specs(self, tables=None, *, capture):
         """A `native.SegmentTable` per table, pointing into `tables` (the layout's own if None)."""
         specs = []
         for table, where in zip(tables or self.tables, self.offsets, strict=True):
@@ -105,7 +105,7 @@ class Layout:
             specs.append(spec)
         return specs
 
-    def expected_file(self) -> bytes:
+    def expected_file(self):
         """The whole file as plain numpy builds it from the tables' present values."""
         image = bytearray(self.file_bytes)
         image[: len(HEADER)] = HEADER
@@ -125,7 +125,7 @@ class Segment:
     chunks: list[Chunk]
 
 
-def smallest_slot(tables: list[Table]) -> int:
+def smallest_slot(tables):
     """The bytes of a slot that holds one aligned run of rows of any of the tables, and no more."""
     needed = ALIGNMENT
     for table in tables:
@@ -135,12 +135,12 @@ def smallest_slot(tables: list[Table]) -> int:
     return align_up(needed)
 
 
-def pipeline(num_slots: int = 2, slot_bytes: int = 32 * ALIGNMENT, num_threads: int = 0):
+def pipeline(num_slots=2, slot_bytes=32 * ALIGNMENT, num_threads=0):
     pool = native.ThreadPool(num_threads=num_threads) if num_threads else None
     return native.SnapshotPipeline(num_slots=num_slots, slot_bytes=slot_bytes, pool=pool)
 
 
-def start(pipe, path: Path, layout: Layout, **options):
+def start(pipe, path, layout, **options):
     return pipe.start(
         path=str(path),
         header_bytes=len(HEADER),
@@ -150,14 +150,12 @@ def start(pipe, path: Path, layout: Layout, **options):
     )
 
 
-def capture_all(job, step: int = 1, **options) -> list[Chunk]:
+def capture_all(job, step=1, **options):
     options.setdefault("wait_for_slot", True)
     return job.capture(step=step, **options)
 
 
-def write_segment(
-    path: Path, tables: list[Table], *, pipe=None, spare_bytes: int = 0, **options
-) -> Segment:
+def write_segment(path, tables, *, pipe=None, spare_bytes=0, **options):
     layout = Layout(tables, spare_bytes=spare_bytes)
     job = start(pipe or pipeline(), path, layout, **options)
     capture_all(job)
@@ -167,7 +165,7 @@ def write_segment(
     return Segment(path, layout, chunks)
 
 
-def restore(segment: Segment, targets: list[Table], wanted=None, slots=None, **options) -> dict:
+def restore(segment, targets, wanted=None, slots=None, **options):
     everything = [(0, 1 << 40)] * len(targets)
     return native.restore_segment(
         path=str(segment.path),
@@ -179,9 +177,7 @@ def restore(segment: Segment, targets: list[Table], wanted=None, slots=None, **o
     )
 
 
-def random_table(
-    name: str = "t", num_rows: int = 100, dim: int = 8, seed: int = 0, **kind
-) -> Table:
+def random_table(name="t", num_rows=100, dim=8, seed=0, **kind):
     """A float32 weight and a per-row float32 state; a range of all rows unless `row_ids`."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     arrays = {
@@ -193,9 +189,7 @@ def random_table(
     return Table(name, arrays, **kind)
 
 
-def run_python(
-    code: str, *arguments: object, preload: Path | None = None, **environment: str
-) -> str:
+def run_python(code, *arguments, preload=None, **environment):
     """Runs `code` in a process of its own, against the same native core; returns its output."""
     code = textwrap.dedent(code)
     prelude = "import sys; sys.path.remove('')\n"  # the working directory's core is another

@@ -56,9 +56,9 @@ READABLE = {
 }
 
 
-@pytest.mark.parametrize("name", READABLE)
-def test_indices_are_read_alike(dlpack, name):
-    assert counted(READABLE[name]) == expected(READABLE[name])
+def test_indices_are_read_alike(dlpack):
+    for name, indices in READABLE.items():
+        assert counted(indices) == expected(indices), name
 
 
 UNREADABLE = {

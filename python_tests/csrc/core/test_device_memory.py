@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError, UsageError
-from python_tests.csrc.backends import live_bytes
+from python_tests.csrc.backends import KINDS, live_bytes
 
 NUM_ROWS = 3000
 
@@ -15,7 +15,14 @@ NUM_ROWS = 3000
 def reclaimed(emulated):
     """Devices for which memory was reclaimed; ``answer`` says whether there was any."""
     answer, devices = [True], []
-    emulated.native.set_memory_reclaimer(lambda device: devices.append(device) or answer[0])
+
+    def reclaim(device):
+        devices.append(device)
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return answer[0]
+
+    emulated.native.set_memory_reclaimer(reclaim)
     yield answer, devices
     emulated.native.set_memory_reclaimer(lambda device: False)
 
@@ -26,16 +33,27 @@ def save_some_rows(counter):
     return counter.take(row_ids)
 
 
-def test_memory_is_mapped_once_however_often_training_waits_for_the_device(emulated):
+def test_memory_is_mapped_once_and_given_back_on_request_or_if_the_device_has_little(emulated):
     emulator = emulated.native.emulator
+    emulated.native.trim_memory(0)
+    before = emulator.pooled_bytes()
     counter = emulated.access_counter("t", NUM_ROWS)
-    save_some_rows(counter)
-    emulator.synchronize()
-    emulator.mappings()
-    for _ in range(3):
-        save_some_rows(counter)
+    for number in range(4):  # however often training waits for the device
+        taken = save_some_rows(counter)
         emulator.synchronize()
-    assert emulator.mappings() == 0
+        assert (emulator.mappings() == 0) == (number > 1)  # two are taken at once
+    emulated.native.trim_memory(0)
+    assert emulator.pooled_bytes() > before
+    counter.put_back(taken)
+    del taken
+    for part, is_short in ((0.5, False), (0.01, True)):
+        kept = emulator.pooled_bytes()
+        emulator.set_free_part(part)
+        emulated.native.trim_memory_if_short(0)
+        assert (emulator.pooled_bytes() < kept) == is_short
+    emulator.set_free_part(1.0)
+    emulated.native.trim_memory(0)
+    assert emulator.pooled_bytes() == before
 
 
 def test_what_other_tests_have_left_as_garbage_is_not_counted_as_live(emulated):
@@ -46,50 +64,22 @@ def test_what_other_tests_have_left_as_garbage_is_not_counted_as_live(emulated):
     assert live_bytes(emulated) == before
 
 
-def test_unused_memory_is_given_back_on_request(emulated):
-    emulator = emulated.native.emulator
-    emulated.native.trim_memory(0)
-    before = emulator.pooled_bytes()
-    counter = emulated.access_counter("t", NUM_ROWS)
-    taken = save_some_rows(counter)
-    emulated.native.trim_memory(0)
-    assert emulator.pooled_bytes() > before
-    counter.put_back(taken)
-    del taken
-    emulated.native.trim_memory(0)
-    assert emulator.pooled_bytes() == before
-
-
-@pytest.mark.parametrize("call", ["cudaMalloc", "cudaMallocFromPoolAsync"])
-def test_an_allocation_is_tried_again_once_memory_was_reclaimed(emulated, reclaimed, call):
-    _, devices = reclaimed
-    emulated.native.emulator.fail_call(call, 1)
-    counter = emulated.access_counter("t", NUM_ROWS)
-    save_some_rows(counter)
-    assert devices == [0]
-
-
-def test_an_allocation_fails_if_nothing_was_reclaimed(emulated, reclaimed):
-    answer, devices = reclaimed
-    answer[0] = False
-    emulated.native.trim_memory(0)
-    emulated.native.emulator.fail_call("cudaMalloc", 1)
-    with pytest.raises(CudaError, match="out of memory"):
-        emulated.access_counter("t", NUM_ROWS)
-    assert devices == [0]
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_error_of_the_reclaimer_is_not_that_of_the_allocation(emulated):
-    def fail(device):
-        raise ValueError
-
-    emulated.native.set_memory_reclaimer(fail)
-    emulated.native.trim_memory(0)
+def test_an_allocation_is_tried_again_once_memory_was_reclaimed(emulated, reclaimed):
+    answer, devices = reclaimed
+    for number, call in enumerate(("cudaMalloc", "cudaMallocFromPoolAsync"), 1):
+        emulated.native.emulator.fail_call(call, 1)
+        save_some_rows(emulated.access_counter("t", NUM_ROWS))
+        assert devices == [0] * number
+    for answer[0] in (False, ValueError("not that of the allocation")):
+        emulated.native.trim_memory(0)
+        emulated.native.emulator.fail_call("cudaMalloc", 1)
+        with pytest.raises(CudaError, match="out of memory"):
+            emulated.access_counter("t", NUM_ROWS)
+    answer[0] = False
+    save_some_rows(emulated.access_counter("t", NUM_ROWS))
     emulated.native.emulator.fail_call("cudaMalloc", 1)
-    with pytest.raises(CudaError, match="out of memory"):
-        emulated.access_counter("t", NUM_ROWS)
-    emulated.native.set_memory_reclaimer(lambda device: False)
+    emulated.access_counter("u", NUM_ROWS)  # of what a pool keeps
 
 
 def test_a_download_waits_for_no_upload(emulated):
@@ -110,18 +100,6 @@ def test_a_download_waits_for_no_upload(emulated):
 
 # --- captures of CUDA graphs ---
 
-TRACKERS = {
-    "access_counter": {},
-    "dirty_rows": {},
-    "row_sampler": {"capacity": 10, "period": 2},
-}
-
-
-def make_tracker(backend, kind):
-    if kind == "change_meter":
-        return backend.change_meter("t", np.zeros((NUM_ROWS, 2), np.float32))
-    return getattr(backend, kind)("t", NUM_ROWS, **TRACKERS[kind])
-
 
 def test_what_a_device_needs_once_is_made_with_its_first_tracker(emulated):
     """In a step it would wait for the device, in a capture end it."""
@@ -134,11 +112,11 @@ def test_what_a_device_needs_once_is_made_with_its_first_tracker(emulated):
     assert not once & set(emulator.calls())
 
 
-@pytest.mark.parametrize("kind", [*TRACKERS, "change_meter"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kind):
     emulator = emulated.native.emulator
     emulator.unload_kernels()
-    tracker = make_tracker(emulated, kind)
+    tracker = KINDS[kind](emulated)
     emulator.set_capturing(True)
     tracker.observe(np.array([3]))
     assert emulator.set_capturing(False)
@@ -146,7 +124,8 @@ def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kin
     assert tracker.num_dirty() == 1
 
 
-def test_asking_for_a_mark_and_waiting_for_it_break_no_capture(emulated):
+def test_a_mark_breaks_no_capture_and_rows_are_not_named_to_a_device_in_one(emulated):
+    """Their ids would be uploaded at each replay, from memory that holds others by then."""
     emulator = emulated.native.emulator
     counter = emulated.access_counter("t", NUM_ROWS)
     lookups = np.arange(100)
@@ -158,12 +137,6 @@ def test_asking_for_a_mark_and_waiting_for_it_break_no_capture(emulated):
     mark.wait()
     assert mark.is_passed()
     assert emulator.set_capturing(False)
-
-
-def test_rows_are_not_named_to_a_device_in_a_capture(emulated):
-    """Their ids would be uploaded at each replay, from memory that holds others by then."""
-    emulator = emulated.native.emulator
-    counter = emulated.access_counter("t", NUM_ROWS)
     emulator.set_capturing(True)
     with pytest.raises(UsageError, match="while a CUDA graph is captured"):
         counter.take(np.arange(10))
@@ -250,22 +223,3 @@ def test_a_device_without_memory_pools_keeps_blocks_of_its_own(emulated):
     emulator.fail_call("cudaMalloc", 1)
     with pytest.raises(CudaError, match="out of memory"):
         save_some_rows(counter)
-
-
-def test_what_a_pool_keeps_is_given_back_before_memory_counts_as_short(emulated, reclaimed):
-    answer, _ = reclaimed
-    answer[0] = False
-    counter = emulated.access_counter("t", NUM_ROWS)
-    save_some_rows(counter)
-    emulated.native.emulator.fail_call("cudaMalloc", 1)
-    emulated.access_counter("u", NUM_ROWS)
-
-
-def test_memory_is_given_back_if_the_device_has_little_left(emulated):
-    emulator = emulated.native.emulator
-    save_some_rows(emulated.access_counter("t", NUM_ROWS))
-    for part, is_short in ((0.5, False), (0.01, True)):
-        before = emulator.pooled_bytes()
-        emulator.set_free_part(part)
-        emulated.native.trim_memory_if_short(0)
-        assert (emulator.pooled_bytes() < before) == is_short

@@ -49,54 +49,54 @@ def test_all_shared_memory_of_the_kernels_is_among_it(emulated):
     assert emulated.native.emulator.shared_bytes() >= selection + 64 * 4
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        ("nothing", 0),
-        ("launch", 0),
-        ("launch for the first time", UNSUPPORTED),
-        ("wait for the stream", UNSUPPORTED),
-        ("wait for an event", UNSUPPORTED),
-        ("ask for an event", UNSUPPORTED),
-        ("wait for an event of before", ISOLATION),
-        ("allocate", UNSUPPORTED),
-    ],
-)
-def test_a_call_that_a_capture_does_not_allow_fails(emulated, call, error):
-    assert emulated.native.emulator.call_in_capture(call) == error
+#: A call of the emulator that makes a mistake -> by its name, the error that it must give.
+MISTAKES = {
+    "call_in_capture": {
+        "nothing": 0,
+        "launch": 0,
+        "launch for the first time": UNSUPPORTED,
+        "wait for the stream": UNSUPPORTED,
+        "wait for an event": UNSUPPORTED,
+        "ask for an event": UNSUPPORTED,
+        "wait for an event of before": ISOLATION,
+        "allocate": UNSUPPORTED,
+    },
+    "relaxed_call_in_capture": {
+        "nothing": 0,
+        "wait for the stream": UNSUPPORTED,
+        "wait for it": CAPTURED_EVENT,
+        "ask for it": CAPTURED_EVENT,
+        "let another stream wait for it": ISOLATION,
+    },
+    # A device sees mapped host memory alone.
+    "see_host_memory": {
+        "none": 0,
+        **dict.fromkeys(("portable", "inside", "beside"), INVALID_VALUE),
+    },
+    "mix_devices": {
+        "none": 0,
+        "launch on the other's stream": INVALID_HANDLE,
+        "record the other's event": INVALID_HANDLE,
+    },
+    "call_wrongly": {
+        "none": 0,
+        "use a device that is not there": INVALID_DEVICE,
+        **dict.fromkeys(("launch too many threads", "launch no block"), INVALID_VALUE),
+        "free twice": INVALID_VALUE,
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        ("nothing", 0),
-        ("wait for the stream", UNSUPPORTED),
-        ("wait for it", CAPTURED_EVENT),
-        ("ask for it", CAPTURED_EVENT),
-        ("let another stream wait for it", ISOLATION),
-    ],
-)
-def test_what_is_captured_is_not_waited_for_whatever_the_thread_may(emulated, call, error):
-    assert emulated.native.emulator.relaxed_call_in_capture(call) == error
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_refused_as_a_device_refuses_it(emulated, kind):
+    call = getattr(emulated.native.emulator, kind)
+    assert {mistake: call(mistake) for mistake in MISTAKES[kind]} == MISTAKES[kind]
 
 
 def test_a_wait_on_another_thread_breaks_a_capture_unless_the_thread_may(emulated):
     emulator = emulated.native.emulator
     assert emulator.wait_beside_capture(waits_beside=False) == UNSUPPORTED
     assert emulator.wait_beside_capture(waits_beside=True) == 0
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("none", 0),
-        ("portable", INVALID_VALUE),
-        ("inside", INVALID_VALUE),
-        ("beside", INVALID_VALUE),
-    ],
-)
-def test_a_device_sees_mapped_host_memory_alone(emulated, fault, error):
-    assert emulated.native.emulator.see_host_memory(fault) == error
 
 
 def test_what_is_captured_runs_at_each_replay(emulated):
@@ -109,32 +109,6 @@ def test_what_is_captured_runs_at_each_replay(emulated):
     for _ in range(2):
         emulator.replay_graph()
     assert counter.counts()[[3, 5]].tolist() == [4, 2]
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("none", 0),
-        ("launch on the other's stream", INVALID_HANDLE),
-        ("record the other's event", INVALID_HANDLE),
-    ],
-)
-def test_objects_of_another_device_are_refused(emulated, fault, error):
-    assert emulated.native.emulator.mix_devices(fault) == error
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("none", 0),
-        ("use a device that is not there", INVALID_DEVICE),
-        ("launch too many threads", INVALID_VALUE),
-        ("launch no block", INVALID_VALUE),
-        ("free twice", INVALID_VALUE),
-    ],
-)
-def test_a_wrong_call_is_refused(emulated, fault, error):
-    assert emulated.native.emulator.call_wrongly(fault) == error
 
 
 def test_devices_that_no_call_used_have_no_context(emulated):

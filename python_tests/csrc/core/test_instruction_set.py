@@ -10,14 +10,11 @@ from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 
 
-def test_the_best_is_used_and_the_portable_one_is_always_there():
+def test_the_best_is_used_the_portable_one_is_always_there_and_one_that_lacks_is_refused():
     names = native.instruction_sets()
     assert names[0] == "portable"
     if "CPR_EXT_INSTRUCTION_SET" not in os.environ:
         assert native.instruction_set() == names[-1]
-
-
-def test_one_that_this_cpu_lacks_is_refused():
     with pytest.raises(UsageError, match="'sve2'; this CPU has: portable"):
         native.use_instruction_set("sve2")
 

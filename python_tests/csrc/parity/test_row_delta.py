@@ -80,27 +80,24 @@ def recorded(layout, shard, chance, *, max_bytes=PLENTY):
 
 
 @given(tables, seeds)
-def test_a_shard_is_the_records_of_its_tables(described, seed):
+def test_a_shard_is_the_records_of_its_tables_and_changes_where_words_are_written(described, seed):
     chance = np.random.default_rng(seed)
-    shard = random_arrays(described, chance)
-    layout = native.ShardLayout(shard)
-    expected = as_words(shard)
+    shard, other = random_arrays(described, chance), random_arrays(described, chance)
+    layout, expected = native.ShardLayout(shard), as_words(shard)
     assert layout.num_words == len(expected)
     assert sum(rows * words for rows, words in layout.records) == len(expected)
     begin, end = sorted(chance.integers(0, len(expected) + 1, 2))
     words = np.zeros(end - begin, np.int64)
     layout.read(begin, words)
     np.testing.assert_array_equal(words, expected[begin:end])
-
-
-@given(tables, seeds)
-def test_words_that_are_written_are_read_again_and_no_others_change(described, seed):
-    chance = np.random.default_rng(seed)
-    shard, other = random_arrays(described, chance), random_arrays(described, chance)
-    layout, expected = native.ShardLayout(shard), as_words(shard)
-    begin, end = sorted(chance.integers(0, len(expected) + 1, 2))
     expected[begin:end] = as_words(other)[begin:end]
     layout.write(begin, as_words(other)[begin:end].copy())
+    np.testing.assert_array_equal(as_words(shard), expected)
+    rows, width = layout.records[0]
+    places = np.flatnonzero(chance.random(rows) < 0.5) * width
+    at = places[:, None] + np.arange(width)
+    expected[at] = as_words(other)[at]
+    layout.scatter(places, as_words(other)[at].reshape(-1))
     np.testing.assert_array_equal(as_words(shard), expected)
 
 
@@ -129,36 +126,6 @@ def test_words_of_before_a_step_are_read_while_and_after_it_changes_rows(describ
 
 
 @given(tables, seeds)
-def test_words_are_scattered_to_their_places(described, seed):
-    chance = np.random.default_rng(seed)
-    shard, other = random_arrays(described, chance), random_arrays(described, chance)
-    layout, expected = native.ShardLayout(shard), as_words(shard)
-    rows, width = layout.records[0]
-    places = np.flatnonzero(chance.random(rows) < 0.5) * width
-    at = places[:, None] + np.arange(width)
-    expected[at] = as_words(other)[at]
-    layout.scatter(places, as_words(other)[at].reshape(-1))
-    np.testing.assert_array_equal(as_words(shard), expected)
-
-
-def test_places_that_are_out_of_range_are_refused():
-    layout = native.ShardLayout([[np.zeros((4, 2), np.float32)]])  # of four words
-    delta = native.RowDelta(layout, max_bytes=PLENTY)
-    for places, width, end in (
-        ([-1], 1, 4),
-        ([0, 1], 2, 4),
-        ([2**62], 1, 4),
-        ([0], 0, 4),
-        ([0], 1, 5),
-    ):
-        with pytest.raises(UsageError):
-            delta.gather_before(np.array(places), width, end)
-    for places, words in (([4], 1), ([-1], 1), ([0], 5), ([0, 1], 3), ([], 1), ([2**63 - 1], 1)):
-        with pytest.raises(UsageError):
-            layout.scatter(np.array(places, np.int64), np.zeros(words, np.int64))
-
-
-@given(tables, seeds)
 def test_a_delta_brings_parity_up_to_date_and_takes_itself_back(described, seed):
     chance = np.random.default_rng(seed)
     shard = random_arrays(described, chance)
@@ -182,25 +149,7 @@ def test_a_delta_brings_parity_up_to_date_and_takes_itself_back(described, seed)
 
 
 @given(tables, seeds)
-def test_undo_puts_every_bit_back_also_in_the_middle_of_a_step(described, seed):
-    chance = np.random.default_rng(seed)
-    shard = random_arrays(described, chance)
-    layout = native.ShardLayout(shard)
-    first, before = recorded(layout, shard, chance)
-    between = copied(shard)
-    second = native.RowDelta(layout, max_bytes=PLENTY)
-    for table, arrays in enumerate(shard):
-        second.note(table, np.arange(len(arrays[0])))
-    change(shard, chance)
-    second.undo()
-    np.testing.assert_array_equal(as_words(shard), as_words(between))
-    first.undo()
-    np.testing.assert_array_equal(as_words(shard), as_words(before))
-    assert (first.num_rows, first.num_bytes, first.is_finished) == (0, 0, False)
-
-
-@given(tables, seeds)
-def test_a_delta_leads_there_and_back_as_often_as_wanted(described, seed):
+def test_a_delta_leads_there_and_back_and_undo_puts_back_every_bit(described, seed):
     chance = np.random.default_rng(seed)
     shard = random_arrays(described, chance)
     layout = native.ShardLayout(shard)
@@ -217,28 +166,28 @@ def test_a_delta_leads_there_and_back_as_often_as_wanted(described, seed):
         for delta in deltas:
             delta.toggle()
         np.testing.assert_array_equal(as_words(shard), after)
-    deltas[1].undo()
-    np.testing.assert_array_equal(as_words(shard), states[1])
+    middle = native.RowDelta(layout, max_bytes=PLENTY)  # of a step that is under way
+    for table, arrays in enumerate(shard):
+        middle.note(table, np.arange(len(arrays[0])))
+    change(shard, chance)
+    for delta, before in ((middle, after), *zip(deltas[::-1], states[::-1], strict=True)):
+        delta.undo()
+        np.testing.assert_array_equal(as_words(shard), before)
+        assert (delta.num_rows, delta.num_bytes, delta.is_finished) == (0, 0, False)
 
 
-def test_a_step_of_too_many_rows_is_refused_and_nothing_of_it_is_kept():
+def test_a_step_of_too_many_or_of_no_such_rows_is_refused_and_nothing_of_it_is_kept():
     shard = [[np.zeros((10, 2), np.float32)]]
     delta = native.RowDelta(native.ShardLayout(shard), max_bytes=5 * 16)
     delta.note(0, np.array([1, 2, 2, 1]))
     with pytest.raises(UsageError, match=r"at least 96 bytes.*delta_bytes allows 80"):
         delta.note(0, np.array([2, 3, 4, 5, 6]))
+    for wrong in (10, -1):
+        with pytest.raises(RowIndexError, match="10 rows"):
+            delta.note(0, np.array([0, wrong]))
     assert delta.num_rows == 2
     delta.note(0, np.array([3, 4, 5]))
     assert (delta.num_rows, delta.num_bytes) == (5, 80)
-
-
-def test_a_row_that_is_not_there_is_refused_and_the_others_are_not_kept():
-    shard = [[np.zeros((4, 2), np.float32)]]
-    delta = native.RowDelta(native.ShardLayout(shard), max_bytes=PLENTY)
-    for wrong in (4, -1):
-        with pytest.raises(RowIndexError, match="4 rows"):
-            delta.note(0, np.array([0, wrong]))
-    assert delta.num_rows == 0
 
 
 @given(st.lists(st.integers(-3, 9), max_size=12), st.integers(0, 8))
@@ -280,6 +229,13 @@ def test_calls_that_cannot_be_are_refused():
         layout.read(3, np.zeros(2, np.int64))
     with pytest.raises(UsageError, match="words"):
         delta.pack(3, 2)
+    wrong = [([-1], 1, 4), ([0, 1], 2, 4), ([2**62], 1, 4), ([0], 0, 4), ([0], 1, 5)]
+    for places, width, end in wrong:
+        with pytest.raises(UsageError):
+            delta.gather_before(np.array(places), width, end)
+    for places, words in (([4], 1), ([-1], 1), ([0], 5), ([0, 1], 3), ([], 1), ([2**63 - 1], 1)):
+        with pytest.raises(UsageError):
+            layout.scatter(np.array(places, np.int64), np.zeros(words, np.int64))
     with pytest.raises(UsageError, match="different numbers of rows"):
         native.ShardLayout([[np.zeros((4, 2)), np.zeros(3)]])
     with pytest.raises(UsageError, match="no arrays"):

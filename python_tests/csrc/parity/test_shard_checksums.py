@@ -18,15 +18,10 @@ from python_tests.csrc.parity.test_row_delta import (
     tables,
 )
 from python_tests.csrc.parity.test_row_delta import as_words as words_of
+from python_tests.csrc.reference import mix_bits
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 POOLS = [native.ThreadPool(num_threads=count) for count in (1, 3)]
-
-
-def mixed(bits):
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def reference(shard, records, max_blocks):
@@ -40,7 +35,7 @@ def reference(shard, records, max_blocks):
         keys = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
         bits = of_table + keys
         terms = of_table + (bits & np.uint64(0xFFFFFFFF)) * (bits >> np.uint64(32))
-        hashes = mixed(places * GOLDEN + terms.sum(axis=1, dtype=np.uint64))
+        hashes = mix_bits(places * GOLDEN + terms.sum(axis=1, dtype=np.uint64))
         step = -(-per_block // size)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)

@@ -59,12 +59,6 @@ def test_tables_of_a_segment_have_the_same_blocks(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_negative_first_row_is_refused():
-    spec = native.SegmentTable(name="t", num_rows=1)
-    with pytest.raises(UsageError, match="first_row_id"):
-        spec.add_rows("weight", np.zeros((10, 4)), 4096, first_row_id=-5)
-
-
 def _restore(spec, chunk, **options):
     arguments = {
         "path": "/nonexistent",
@@ -117,30 +111,18 @@ def test_a_chunk_beyond_the_file_is_damage(tmp_path):
     assert len(result["damaged"]) == 1
 
 
-def test_a_range_that_the_target_does_not_hold_is_refused():
+def test_a_restoration_that_cannot_be_is_refused(tmp_path):
+    fixed = np.zeros((8192, 2))
+    fixed.flags.writeable = False
     with pytest.raises(RowIndexError, match="among the rows 0 to 8191"):
         _restore(_spec(8193, ids=False), (0, 0, 512, 1, [0]))
-
-
-def test_restoring_into_read_only_memory_is_refused():
-    target = np.zeros((8192, 2))
-    target.flags.writeable = False
     with pytest.raises(UsageError, match="weight is read-only"):
-        _restore(_spec(target=target), (0, 0, 512, 1, [0, 0]))
-
-
-def test_none_in_the_place_of_a_table_is_refused(tmp_path):
-    with pytest.raises((UsageError, TypeError)):
-        _restore(None, (0, 0, 1, 1, []))
-    with pytest.raises((UsageError, TypeError)):
-        segments.pipeline().start(
-            path=str(tmp_path / "s"), header_bytes=4096, file_bytes=4096, tables=[None]
-        )
-
-
-def test_one_wanted_range_per_table_is_needed():
+        _restore(_spec(target=fixed), (0, 0, 512, 1, [0, 0]))
     with pytest.raises(UsageError, match="one wanted range per table"):
         _restore(_spec(), (0, 0, 512, 1, [0, 0]), wanted=[])
+    for call in (lambda: _restore(None, (0, 0, 1, 1, [])), lambda: _start(tmp_path, None)):
+        with pytest.raises((UsageError, TypeError)):
+            call()
 
 
 def _start(tmp_path, spec, file_bytes=1 << 21):
@@ -149,16 +131,22 @@ def _start(tmp_path, spec, file_bytes=1 << 21):
     )
 
 
-def test_a_capture_by_row_id_without_row_ids_is_refused(tmp_path):
+def test_a_capture_that_lacks_row_ids_or_arrays_is_refused(tmp_path):
     with pytest.raises(UsageError, match="row_ids are needed"):
         _start(tmp_path, _spec(5))
-
-
-def test_rows_without_arrays_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no arrays"):
         _start(tmp_path, native.SegmentTable(name="t", num_rows=10))
     with pytest.raises(UsageError, match="no arrays"):
         native.SegmentTable(name="t", num_rows=10).rows_per_chunk(1 << 20)
+    with pytest.raises(UsageError, match="first_row_id"):
+        native.SegmentTable(name="t", num_rows=1).add_rows("w", np.zeros((9, 4)), 4096, -5)
+    for count in (-1, 11, 2**62):
+        with pytest.raises(UsageError, match="count is"):
+            native.SegmentTable(name="t", num_rows=10).chunk_bytes(count)
+    with pytest.raises(UsageError, match="3 row_ids for 2 rows"):
+        native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=np.arange(3))
+    with pytest.raises(UsageError):
+        native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3))
     job = _start(tmp_path, native.SegmentTable(name="t", num_rows=0), 4096)
     job.capture(step=1)
     job.wait("written")
@@ -173,42 +161,34 @@ def test_pieces_that_overlap_each_other_the_header_or_the_end_are_refused(tmp_pa
         _start(tmp_path, spec)
 
 
-@pytest.mark.parametrize("row_ids", [[1, 1], [2, 1], [-1, 5], [5, 8192]])
-def test_row_ids_to_capture_must_ascend_and_be_in_memory(tmp_path, row_ids):
-    row_ids = np.array(row_ids)
-    spec = native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=row_ids)
-    spec.add_rows("weight", np.zeros((8192, 2)), 8192)
-    with pytest.raises(UsageError):
-        _start(tmp_path, spec)
+def _by_id(row_ids, array=None, **options):
+    """A segment of these rows of one array."""
+    ids_at, options = 4096, {"num_rows": len(row_ids), "row_ids": row_ids, **options}
+    spec = native.SegmentTable(name="t", row_ids_offset=ids_at, **options)
+    spec.add_rows("weight", np.zeros((8192, 2)) if array is None else array, 8192)
+    return spec
 
 
-def test_a_count_of_row_ids_that_differs_from_the_rows_is_refused():
-    with pytest.raises(UsageError, match="3 row_ids for 2 rows"):
-        native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=np.arange(3))
-    with pytest.raises(UsageError):
-        native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3))
+def test_row_ids_to_capture_must_ascend_and_be_in_memory(tmp_path):
+    for row_ids in ([1, 1], [2, 1], [-1, 5], [5, 8192]):
+        with pytest.raises(UsageError):
+            _start(tmp_path, _by_id(np.array(row_ids)))
+    packed = _by_id(np.array([5, 7000, 1 << 40]), np.zeros((2, 2)), is_packed=True)
+    with pytest.raises(RowIndexError, match="row 2 is not among the rows 0 to 1"):
+        _start(tmp_path, packed)
 
 
 def test_row_ids_of_a_selection_are_shared_and_others_copied(tmp_path):
     """Whoever changes ids that are shared changes those to be captured: so none was copied."""
-    scores = np.arange(4096, dtype=np.uint32)
-    for row_ids, is_shared in [(native.top_rows(scores, 8), True), (np.arange(8), False)]:
-        spec = native.SegmentTable(name="t", num_rows=8, row_ids_offset=4096, row_ids=row_ids)
-        spec.add_rows("weight", np.zeros((8192, 2)), 8192)
-        row_ids[5] = 0
+    chosen = [native.top_rows(np.arange(4096, dtype=np.uint32), 8) for _ in range(2)]
+    for row_ids, is_shared in [(chosen[0], True), (chosen[1][:4], False), (np.arange(8), False)]:
+        spec = _by_id(row_ids)
+        row_ids[3] = 0
         if is_shared:
             with pytest.raises(UsageError, match="must ascend"):
                 _start(tmp_path, spec)
         else:
             _start(tmp_path, spec).cancel("done")
-
-
-def test_a_part_of_the_row_ids_of_a_selection_is_copied(tmp_path):
-    row_ids = native.top_rows(np.arange(4096, dtype=np.uint32), 8)[:4]
-    spec = native.SegmentTable(name="t", num_rows=4, row_ids_offset=4096, row_ids=row_ids)
-    spec.add_rows("weight", np.zeros((8192, 2)), 8192)
-    row_ids[3] = 0
-    _start(tmp_path, spec).cancel("done")
 
 
 def test_a_table_is_placed_later_and_checked_again():
@@ -221,20 +201,6 @@ def test_a_table_is_placed_later_and_checked_again():
     for ids_offset, offset in [(4096, 100), (100, 8192), (4096, HUGE)]:
         with pytest.raises(UsageError, match="table 't'"):
             spec.place(ids_offset, [offset])
-
-
-def test_packed_rows_are_all_in_memory(tmp_path):
-    options = {"num_rows": 3, "row_ids_offset": 4096, "row_ids": np.array([5, 7000, 1 << 40])}
-    spec = native.SegmentTable(name="t", **options, is_packed=True)
-    spec.add_rows("weight", np.zeros((2, 2)), 8192)
-    with pytest.raises(RowIndexError, match="row 2 is not among the rows 0 to 1"):
-        _start(tmp_path, spec)
-
-
-@pytest.mark.parametrize("count", [-1, 11, 2**62])
-def test_the_bytes_of_an_impossible_count_are_refused(count):
-    with pytest.raises(UsageError, match="count is"):
-        native.SegmentTable(name="t", num_rows=10).chunk_bytes(count)
 
 
 def test_a_slot_too_small_for_one_chunk_is_refused_with_the_size_it_needs(tmp_path):

@@ -5,6 +5,7 @@ import gc
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import StorageError, UsageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import HEADER, Layout, random_table
-from python_tests.csrc.storage import faulty_io
 
 
 def _start(tmp_path, pipe, name="s", **table):
@@ -22,32 +22,40 @@ def _start(tmp_path, pipe, name="s", **table):
     return segments.start(pipe, tmp_path / name, layout), layout
 
 
-def _until_all_free(pipe, num_slots=2):
-    deadline = time.monotonic() + 30
-    while pipe.num_free_slots < num_slots:
-        assert time.monotonic() < deadline, "a slot was never returned"
-        time.sleep(0.001)
-
-
-def test_a_job_goes_through_its_states_in_order(tmp_path):
-    pipe = segments.pipeline()
-    job, _ = _start(tmp_path, pipe)
-    assert job.state == "capturing"
+def test_a_job_goes_through_its_states_in_order_and_refuses_what_comes_too_early_or_twice(tmp_path):
+    job, layout = _start(tmp_path, segments.pipeline())
+    expected = layout.expected_file()
+    del layout  # the job keeps its tables until they are captured
+    gc.collect()
+    for early in (lambda: job.finish(HEADER), job.mark_committed, job.chunks):
+        with pytest.raises(UsageError):
+            early()
+    with pytest.raises(UsageError, match="captured, written, committed"):
+        job.wait("capturing")
+    for seconds in (0, 0.05, -1, float("nan")):
+        assert job.wait("written", timeout_seconds=seconds) is False
     job.capture(step=1, max_bytes=1)
     assert job.state == "capturing"
-    segments.capture_all(job)
+    other = threading.Timer(0.3, lambda: segments.capture_all(job))
+    other.start()
+    assert job.wait("captured")  # as another thread gets there
+    other.join()
     assert job.state in ("captured", "written")
     assert job.capture(step=9) == []
-    assert job.wait("captured")
     assert job.wait("written")
+    with pytest.raises(UsageError, match="before finish"):
+        job.mark_committed()
     job.finish(HEADER)
+    with pytest.raises(UsageError, match="called before"):
+        job.finish(HEADER)
     assert job.state == "written"
     job.mark_committed()
-    assert job.state == "committed"
+    job.mark_committed()
     assert job.wait("captured", timeout_seconds=0)
     job.cancel("too late")
     assert job.state == "committed"
     assert job.chunks()
+    assert (tmp_path / "s").read_bytes() == expected
 
 
 def test_a_log_tells_when_each_slot_was_checked_and_then_written(tmp_path):
@@ -80,46 +88,6 @@ def test_a_log_tells_when_each_slot_was_checked_and_then_written(tmp_path):
         assert check[1] <= write[0]
     run("after")
     assert pipe.stop_log() == []
-
-
-def test_what_comes_too_early_or_twice_is_refused_and_changes_nothing(tmp_path):
-    job, layout = _start(tmp_path, segments.pipeline())
-    for early in (lambda: job.finish(HEADER), job.mark_committed, job.chunks):
-        with pytest.raises(UsageError):
-            early()
-    segments.capture_all(job)
-    job.wait("written")
-    with pytest.raises(UsageError, match="before finish"):
-        job.mark_committed()
-    job.finish(HEADER)
-    with pytest.raises(UsageError, match="called before"):
-        job.finish(HEADER)
-    job.mark_committed()
-    job.mark_committed()
-    assert job.state == "committed"
-    assert (tmp_path / "s").read_bytes() == layout.expected_file()
-
-
-def test_an_unknown_state_is_refused_with_the_allowed_ones(tmp_path):
-    job, _ = _start(tmp_path, segments.pipeline())
-    with pytest.raises(UsageError, match="captured, written, committed"):
-        job.wait("capturing")
-
-
-@pytest.mark.parametrize("seconds", [0, 0.05, -1, float("nan")])
-def test_a_wait_ends_at_its_time_out(tmp_path, seconds):
-    job, _ = _start(tmp_path, segments.pipeline())
-    begin = time.monotonic()
-    assert job.wait("written", timeout_seconds=seconds) is False
-    assert time.monotonic() - begin < 30
-
-
-def test_a_wait_without_time_out_ends_when_another_thread_gets_there(tmp_path):
-    job, _ = _start(tmp_path, segments.pipeline())
-    other = threading.Timer(0.3, lambda: segments.capture_all(job))
-    other.start()
-    assert job.wait("written")
-    other.join()
 
 
 def test_written_means_that_every_chunk_has_its_checksums(tmp_path, faulty):
@@ -209,43 +177,39 @@ def test_finish_and_cancel_at_once_agree_on_whether_there_is_a_file(tmp_path):
         canceller.join()
 
 
-def test_the_first_error_is_kept_and_raised_every_time(tmp_path):
-    pipe = segments.pipeline()
-    job, _ = _start(tmp_path / "gone", pipe)
-    segments.capture_all(job)
-    for _ in range(3):
-        with pytest.raises(StorageError) as caught:
-            job.wait("written")
-        assert caught.value.errno == errno.ENOENT
-    job.cancel("a later reason")
-    for late in (lambda: job.wait("captured", timeout_seconds=0), job.mark_committed, job.chunks):
-        with pytest.raises(StorageError):
-            late()
-    assert job.capture(step=2) == []
-
-
-def test_a_directory_removed_on_the_way_fails_nothing_but_its_job(tmp_path):
-    pipe = segments.pipeline()
-    directory = tmp_path / "d"
+def test_a_job_that_fails_keeps_its_first_error_and_leaves_the_others_alone(tmp_path):
+    pipe, directory = segments.pipeline(), tmp_path / "d"
     directory.mkdir()
     first, _ = _start(directory, pipe)
     first.capture(step=1, max_bytes=1)
-    _until_all_free(pipe)
+    while pipe.num_free_slots < 2:
+        time.sleep(0.001)
     shutil.rmtree(directory)
-    second, _ = _start(directory, pipe, name="other")
-    segments.capture_all(second)
-    with pytest.raises(StorageError, match="No such file"):
-        second.wait("written")
+    bad, _ = _start(directory, pipe, name="other")
+    good, layout = _start(tmp_path, pipe)
+    bad.capture(step=1, max_bytes=1, wait_for_slot=True)
+    segments.capture_all(good)
+    segments.capture_all(bad)
+    good.wait("written")
+    good.finish(HEADER)
+    assert (tmp_path / "s").read_bytes() == layout.expected_file()
+    for _ in range(3):
+        with pytest.raises(StorageError, match="No such file") as caught:
+            bad.wait("written")
+        assert caught.value.errno == errno.ENOENT
+    bad.cancel("a later reason")
+    for late in (lambda: bad.wait("captured", timeout_seconds=0), bad.mark_committed, bad.chunks):
+        with pytest.raises(StorageError):
+            late()
+    assert bad.capture(step=2) == []
     first.cancel("its file is gone")
     assert not directory.exists()
     assert pipe.num_free_slots == 2
-    good = segments.write_segment(tmp_path / "s", [random_table()], pipe=pipe)
-    assert good.path.read_bytes() == good.layout.expected_file()
 
 
-def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty):
+def test_a_capture_without_a_free_slot_stops_and_one_that_fails_reports_no_rows(tmp_path, faulty):
     code = """
-    import sys, time
+    import sys, threading, time
     from pathlib import Path
     from python_tests.csrc import segments
     pipe = segments.pipeline()
@@ -265,25 +229,13 @@ def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty
     except RuntimeError:
         pass
     assert pipe.num_free_slots == 2
-    """
-    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="100")
-
-
-def test_rows_copied_while_their_job_fails_are_not_reported_as_captured(tmp_path, faulty):
-    code = """
-    import sys, threading
-    from pathlib import Path
-    from python_tests.csrc import segments
-    pipe = segments.pipeline()
-    layout = segments.Layout([segments.random_table(num_rows=20_000, dim=16)])
-    job = segments.start(pipe, Path(sys.argv[1]) / "s", layout)
+    job = segments.start(pipe, Path(sys.argv[1]) / "t", layout)
     job.capture(step=1)
-    canceller = threading.Timer(0.05, job.cancel, ["stop"])
-    canceller.start()
+    threading.Timer(0.05, job.cancel, ["stop"]).start()
     assert job.capture(step=2, max_bytes=1, wait_for_slot=True) == []
     assert job.state == "failed", "the capture waited for a slot until after the cancel"
     """
-    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="150")
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="100")
 
 
 def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
@@ -301,72 +253,31 @@ def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
 
 def test_many_jobs_from_many_threads_share_one_pipeline(tmp_path):
     pipe = segments.pipeline(num_slots=3, num_threads=2)
-    failures = []
 
-    def work(i: int) -> None:
-        try:
-            for j in range(5):
-                path = tmp_path / f"{i}.{j}"
-                segment = segments.write_segment(
-                    path, [random_table("t", 3000, 16, seed=10 * i + j)], pipe=pipe
-                )
-                assert path.read_bytes() == segment.layout.expected_file()
-        except BaseException as error:
-            failures.append(error)
+    def work(i):
+        for j in range(5):
+            table = random_table("t", 3000, 16, seed=10 * i + j)
+            segment = segments.write_segment(tmp_path / f"{i}.{j}", [table], pipe=pipe)
+            assert segment.path.read_bytes() == segment.layout.expected_file()
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(5)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures == []
+    with ThreadPoolExecutor(5) as workers:
+        list(workers.map(work, range(5)))
     assert pipe.num_free_slots == 3
 
 
-def test_a_failed_job_leaves_the_others_of_its_pipeline_alone(tmp_path):
-    pipe = segments.pipeline()
-    bad, _ = _start(tmp_path / "gone", pipe)
-    good, layout = _start(tmp_path, pipe)
-    bad.capture(step=1, max_bytes=1, wait_for_slot=True)
-    segments.capture_all(good)
-    segments.capture_all(bad)
-    good.wait("written")
-    good.finish(HEADER)
-    assert (tmp_path / "s").read_bytes() == layout.expected_file()
-    with pytest.raises(StorageError):
-        bad.wait("written")
-
-
-@pytest.mark.parametrize("order", ["job first", "pipeline first"])
+@pytest.mark.parametrize("order", ["job", "pipeline"])
 @pytest.mark.parametrize("captured", ["nothing", "some", "all"])
 def test_a_pipeline_dropped_with_queued_work_ends_and_leaves_no_file(tmp_path, order, captured):
     for _ in range(10):
         pipe = segments.pipeline()
-        job, _ = _start(tmp_path, pipe)
-        if captured == "some":
-            job.capture(step=1, max_bytes=1)
-        elif captured == "all":
-            segments.capture_all(job)
-        if order == "job first":
-            del job
-            del pipe
-        else:
-            del pipe
-            del job
+        kept = {"job": _start(tmp_path, pipe)[0], "pipeline": pipe}
+        del pipe
+        if captured != "nothing":
+            segments.capture_all(kept["job"], max_bytes=int(captured == "some"))
+        for first in (order, *kept.keys() - {order}):
+            del kept[first]
         gc.collect()
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_job_keeps_its_tables_alive_until_they_are_captured(tmp_path):
-    pipe = segments.pipeline()
-    job, layout = _start(tmp_path, pipe)
-    expected = layout.expected_file()
-    del layout
-    gc.collect()
-    segments.capture_all(job)
-    job.wait("written")
-    job.finish(HEADER)
-    assert (tmp_path / "s").read_bytes() == expected
 
 
 def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
@@ -394,11 +305,6 @@ def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
     assert path.read_bytes() == layout.expected_file()
     """
     segments.run_python(code, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
 
 
 def test_a_stopped_capture_comes_back_after_one_chunk_and_chunks_are_as_small_as_asked(tmp_path):

@@ -1,7 +1,5 @@
 """Segments that lie over one another, restored in one call: read ahead, laid down in order."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -92,7 +90,7 @@ def test_ctrl_c_ends_a_long_restoration(tmp_path):
     slots = native.SlotPool(num_slots=2, slot_bytes=1 << 17)
     main = threading.main_thread().ident
 
-    def press() -> None:
+    def press():
         time.sleep(0.3)
         signal.pthread_kill(main, signal.SIGINT)
 

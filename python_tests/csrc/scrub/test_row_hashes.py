@@ -1,4 +1,4 @@
-"""Which changes of clean rows a table's hashes find."""
+"""Which changes of clean rows a table's hashes find, on the CPU and on a device."""
 
 import numpy as np
 import pytest
@@ -8,107 +8,48 @@ from hypothesis import strategies as st
 
 from cpr_ext._native import native
 from cpr_ext.errors import RowIndexError, UsageError
+from python_tests.csrc import backends
+from python_tests.csrc.backends import KINDS
+from python_tests.examples import examples
 
 ROWS = 257
+row_sets = st.sets(st.integers(0, ROWS - 1))
 
 
-def make_arrays(seed=0, row_bytes=(12, 4)):
+def make_arrays(row_bytes=(12, 4), seed=0):
     random = np.random.default_rng(seed)
     return [random.integers(0, 256, (ROWS, size), dtype=np.uint8) for size in row_bytes]
 
 
-def make(arrays, *, dirty=()):
-    hashes = native.HostRowHashes(name="a", num_rows=ROWS)
-    tracker = native.DirtyRows(name="a", num_rows=ROWS)
-    tracker.observe(np.array(dirty, dtype=np.int64))
-    hashes.record_range(arrays, 0, ROWS)
-    return hashes, tracker
+class Hashed:
+    """A table of a backend, whose rows are recorded, and its tracker."""
+
+    def __init__(self, backend, arrays, *, dirty=(), kind="DirtyRows"):
+        self.backend, self.arrays = backend, [backend.put(array) for array in arrays]
+        options = {"name": "a", "num_rows": ROWS}
+        if backend.device is None:
+            self.hashes = native.HostRowHashes(**options)
+        else:
+            self.hashes = backend.native.DeviceRowHashes(**options, device=backend.device)
+        self.tracker = KINDS[kind](backend, "a", ROWS)
+        self.native = getattr(self.tracker, "tracker", self.tracker)
+        self.tracker.observe(np.array(sorted(dirty), dtype=np.int64))
+        self.hashes.record_range(self.arrays, 0, ROWS)
+
+    def flip(self, array, row, byte=0, bit=0):
+        self.arrays[array][row, byte] ^= 1 << bit
+
+    def compare(self, begin=0, end=ROWS):
+        """First row that differs, rows that were compared, rows without a hash."""
+        if self.backend.device is None:
+            return self.hashes.compare_range(self.arrays, self.native, begin, end)
+        return self.hashes.begin_compare(self.arrays, self.native, begin, end).read()
 
 
-def compare_changing(hashes, arrays, tracker, row_ids):
-    return native.compare_changing([hashes], [arrays], [tracker], [row_ids])[0]
-
-
-def test_every_single_bit_of_every_row_is_found():
-    arrays = make_arrays()
-    hashes, tracker = make(arrays)
-    num_bits = 8 * sum(array.shape[1] for array in arrays)
-    missed = 0
-    for row in range(ROWS):
-        for bit in range(num_bits):
-            array, byte = (arrays[0], bit // 8) if bit < 96 else (arrays[1], bit // 8 - 12)
-            array[row, byte] ^= 1 << bit % 8
-            missed += hashes.compare_range(arrays, tracker, row, row + 1)[0] != row
-            array[row, byte] ^= 1 << bit % 8
-    assert missed == 0
-    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, ROWS, 0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weight: weight.neg_(),
-        lambda weight: weight.mul_(0.999),
-        lambda weight: weight.copy_(weight.flip(1).clone()),
-        lambda weight: weight.zero_(),
-        lambda weight: weight.roll(1, 0).clone().view_as(weight),
-    ],
-)
-def test_a_write_to_all_rows_is_found_in_nearly_all(change):
-    torch.manual_seed(0)
-    weight = torch.randn(ROWS, 16)
-    hashes, tracker = make([weight])
-    weight.copy_(change(weight.clone()))
-    found = [hashes.compare_range([weight], tracker, row, row + 1)[0] == row for row in range(ROWS)]
-    assert sum(found) >= ROWS - 1
-
-
-@given(st.sets(st.integers(0, ROWS - 1)), st.sets(st.integers(0, ROWS - 1), min_size=1))
-def test_rows_that_are_dirty_may_change_and_the_first_other_one_is_named(dirty, changed):
-    arrays = make_arrays()
-    hashes, tracker = make(arrays, dirty=sorted(dirty))
-    arrays[1][sorted(changed)] ^= 1
-    first = min(changed - dirty, default=-1)
-    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == first
-    ids = np.arange(ROWS, dtype=np.int64)
-    assert hashes.compare(arrays, tracker, ids)[0] == first
-
-
-@given(st.sets(st.integers(0, ROWS - 1)))
-def test_recorded_rows_are_taken_as_they_are(row_ids):
-    arrays = make_arrays()
-    hashes, tracker = make(arrays)
-    arrays[0][:] = make_arrays(seed=1)[0]
-    hashes.record(arrays, np.array(sorted(row_ids), dtype=np.int64))
-    first = next((row for row in range(ROWS) if row not in row_ids), -1)
-    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == first
-
-
-def test_rows_of_unknown_hash_are_counted():
-    arrays = make_arrays()
-    hashes, tracker = make(arrays, dirty=[3])
-    hashes.forget()
-    for _ in range(2):
-        assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, 0, ROWS - 1)
-
-
-@given(
-    st.lists(st.integers(0, ROWS - 1), max_size=400),
-    st.sets(st.integers(0, ROWS - 1)),
-    st.sets(st.integers(0, ROWS - 1)),
-)
-def test_rows_that_are_about_to_change_are_compared_once(row_ids, dirty, changed):
-    arrays = make_arrays()
-    hashes, tracker = make(arrays, dirty=sorted(dirty))
-    arrays[1][sorted(changed)] ^= 1
-    ids = np.array(row_ids, dtype=np.int64)
-    row, num_compared, _ = compare_changing(hashes, arrays, tracker, ids)
-    compared = [row_id for row_id in dict.fromkeys(row_ids) if row_id not in dirty]
-    assert row == next((row_id for row_id in compared if row_id in changed), -1)
-    assert num_compared == len(compared)
-    known = hashes.range_values(0, ROWS) != 0
-    assert {row_id for row_id in range(ROWS) if not known[row_id]} == set(row_ids)
-    assert compare_changing(hashes, arrays, tracker, ids) == (-1, 0, 0)
+def compare_changing(tables, row_ids, pool=None):
+    """What is found of rows of each table that are about to change."""
+    each = zip(*((t.hashes, t.arrays, t.native) for t in tables), strict=True)
+    return native.compare_changing(*map(list, each), [row_ids] * len(tables), pool)
 
 
 def hash_of(row):
@@ -125,12 +66,108 @@ def hash_of(row):
     return (mixed >> 49 or 1) << 1 | bits.bit_count() % 2
 
 
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
-def test_a_hash_is_what_is_described(row_bytes, seed):
-    arrays = make_arrays(seed, row_bytes)
-    hashes, _ = make(arrays)
+@examples(20)
+@given(
+    row_bytes=st.one_of(
+        st.lists(st.integers(1, 70), min_size=1, max_size=3),
+        st.sampled_from([[64], [256, 4], [12, 4], [3], [130, 2, 1], [8, 16, 24], [1] * 32]),
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_hash_is_what_is_described(backend, row_bytes, seed):
+    arrays = make_arrays(row_bytes, seed)
     expected = [hash_of([array[row].tobytes() for array in arrays]) for row in range(ROWS)]
-    assert hashes.range_values(0, ROWS).tolist() == expected
+    assert Hashed(backend, arrays).hashes.range_values(0, ROWS).tolist() == expected
+
+
+def test_every_single_bit_is_found(backend):
+    table, missed = Hashed(backend, make_arrays((12, 4))), 0
+    for row in range(ROWS) if backend.name == "cpu" else (0, 31, ROWS - 1):
+        for array, num_bits in ((0, 96), (1, 32)):
+            for bit in range(num_bits):
+                table.flip(array, row, bit // 8, bit % 8)
+                missed += table.compare(row, row + 1)[0] != row
+                table.flip(array, row, bit // 8, bit % 8)
+    assert missed == 0
+    assert table.compare() == (-1, ROWS, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.neg_(),
+        lambda weight: weight.mul_(0.999),
+        lambda weight: weight.copy_(weight.flip(1).clone()),
+        lambda weight: weight.zero_(),
+        lambda weight: weight.roll(1, 0).clone().view_as(weight),
+    ],
+)
+def test_a_write_to_all_rows_is_found_in_nearly_all(change):
+    torch.manual_seed(0)
+    weight = torch.randn(ROWS, 16)
+    table = Hashed(backends.find("cpu"), [weight.numpy()])
+    weight.copy_(change(weight.clone()))
+    found = [table.compare(row, row + 1)[0] == row for row in range(ROWS)]
+    assert sum(found) >= ROWS - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(15)
+@given(dirty=row_sets, changed=row_sets, recorded=row_sets)
+def test_dirty_and_recorded_rows_may_change_and_the_first_other_one_is_named(
+    backend, kind, dirty, changed, recorded
+):
+    table = Hashed(backend, make_arrays(), dirty=dirty, kind=kind)
+    for row in changed:
+        table.flip(1, row)
+    ids = np.array(sorted(recorded), dtype=np.int64)
+    table.hashes.record(table.arrays, ids)
+    named = sorted(changed - dirty - recorded)
+    seen = range(named[0] + 1 if named and backend.device is None else ROWS)  # the CPU stops there
+    assert table.compare() == ([*named, -1][0], len(set(seen) - dirty), 0)
+    for row in named[:1]:
+        assert table.compare(row + 1)[0] == ([*named[1:], -1][0])
+        assert table.compare(0, row) == (-1, row - len([d for d in dirty if d < row]), 0)
+    if backend.name == "cpu":
+        everything = np.arange(ROWS, dtype=np.int64)
+        first = table.hashes.compare(table.arrays, table.native, everything)[0]
+        assert first == [*named, -1][0]
+
+
+def test_rows_of_unknown_hash_are_counted(backend):
+    table = Hashed(backend, make_arrays((8,)), dirty=[3])
+    table.hashes.forget()
+    assert not table.hashes.range_values(0, ROWS).any()
+    for _ in range(2):
+        assert table.compare() == (-1, 0, ROWS - 1)
+    table.hashes.record(table.arrays, np.array([3]))
+    assert table.hashes.range_values(3, 4) != 0
+
+
+@given(
+    st.lists(st.integers(0, ROWS - 1), max_size=400),
+    row_sets,
+    st.lists(row_sets, min_size=1, max_size=4),
+    st.sampled_from([1, 1000]),  # times: so many rows are shared out among threads
+)
+def test_rows_that_are_about_to_change_are_compared_once(row_ids, dirty, changed, times):
+    tables = [Hashed(backends.find("cpu"), make_arrays(), dirty=dirty) for _ in changed]
+    for table, rows in zip(tables, changed, strict=True):
+        for row in rows:
+            table.flip(1, row)
+    ids, pool = np.array(row_ids * times, dtype=np.int64), native.ThreadPool(num_threads=3)
+    compared = [row_id for row_id in dict.fromkeys(row_ids) if row_id not in dirty]
+    found = compare_changing(tables, ids, pool)
+    for table, rows, (row, num_compared, _) in zip(tables, changed, found, strict=True):
+        assert row == next((row_id for row_id in compared if row_id in rows), -1)
+        assert num_compared == len(compared)
+        known = table.hashes.range_values(0, ROWS) != 0
+        assert {row_id for row_id in range(ROWS) if not known[row_id]} == set(row_ids)
+    assert compare_changing(tables, ids, pool) == [(-1, 0, 0)] * len(tables)
+    with pytest.raises(UsageError, match="each table needs"):
+        native.compare_changing([tables[0].hashes], [], [], [])
+    with pytest.raises(RowIndexError):
+        compare_changing(tables, np.array([ROWS]), pool)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -140,31 +177,45 @@ def test_threads_change_no_hash(threads):
     tracker = native.DirtyRows(name="a", num_rows=len(weight))
     hashes.record_range([weight], 0, len(weight), native.ThreadPool(num_threads=threads))
     assert hashes.compare_range([weight], tracker, 0, len(weight)) == (-1, len(weight), 0)
+    weight[7, 0] = -weight[7, 0]
+    assert hashes.compare_range([weight], tracker, 0, len(weight))[0] == 7
 
 
-def test_values_are_compared_as_bits():
-    weight = torch.tensor([[0.0, float("nan")], [float("inf"), 1e-45]])
-    hashes = native.HostRowHashes(name="a", num_rows=2)
-    tracker = native.DirtyRows(name="a", num_rows=2)
-    hashes.record_range([weight], 0, 2)
-    assert hashes.compare_range([weight], tracker, 0, 2)[0] == -1
-    weight[0, 0] = -0.0
-    assert hashes.compare_range([weight], tracker, 0, 2)[0] == 0
+def test_rows_that_a_tracker_has_chosen_on_a_device(device):
+    table = Hashed(device, make_arrays((8,)), dirty=[2, 5, 40, 64], kind="AccessCounter")
+    for row in (2, 5, 30, 40, 50, 60, 64):
+        table.flip(0, row)
+    assert table.compare(5, 62) == (30, 55, 0)  # without 5 and 40
+    assert table.compare(3, 3) == (-1, 0, 0)
+    chosen = table.tracker.begin_select(0, ROWS, 10)
+    assert chosen.read().tolist() == [2, 5, 40, 64]
+    table.hashes.record_chosen(table.arrays, chosen)
+    table.tracker.take_range(0, ROWS)
+    assert table.compare() == (30, ROWS, 0)
+    assert table.compare(61) == (-1, ROWS - 61, 0)
 
 
-def test_rows_and_arrays_outside_of_the_table_are_refused():
-    arrays = make_arrays()
-    hashes, tracker = make(arrays)
-    with pytest.raises(RowIndexError, match=r"row_ids\[1\] is 257"):
-        hashes.record(arrays, np.array([0, ROWS]))
-    with pytest.raises(RowIndexError):
-        hashes.compare(arrays, tracker, np.array([-1]))
-    for begin, end in [(-1, 3), (4, 3), (0, ROWS + 1)]:
+def test_what_does_not_fit_is_refused(backend):
+    table = Hashed(backend, make_arrays((8,)))
+    for begin, end in ((-1, 3), (4, 3), (0, ROWS + 1)):
         with pytest.raises(UsageError, match="is not inside its rows"):
-            hashes.record_range(arrays, begin, end)
-    with pytest.raises(UsageError, match="an array has 256 rows"):
-        hashes.record_range([arrays[0][:-1]], 0, 3)
-    with pytest.raises(UsageError, match="no arrays"):
-        hashes.record_range([], 0, 3)
-    with pytest.raises(UsageError, match="at least 1"):
-        native.HostRowHashes(name="a", num_rows=0)
+            table.compare(begin, end)
+    with pytest.raises(RowIndexError):
+        table.hashes.record(table.arrays, np.array([0, ROWS]))
+    if backend.name == "cpu":
+        with pytest.raises(RowIndexError):
+            table.hashes.compare(table.arrays, table.native, np.array([-1]))
+        with pytest.raises(UsageError, match="an array has 256 rows"):
+            table.hashes.record_range([table.arrays[0][:-1]], 0, 3)
+        with pytest.raises(UsageError, match="no arrays"):
+            table.hashes.record_range([], 0, 3)
+        with pytest.raises(UsageError, match="at least 1"):
+            native.HostRowHashes(name="a", num_rows=0)
+        return
+    many = Hashed(backend, make_arrays((1,) * 33))
+    assert not many.hashes.range_values(0, ROWS).any()
+    with pytest.raises(UsageError, match="33 arrays; the most that are compared is 32"):
+        many.compare()
+    other = native.DirtyRows(name="a", num_rows=ROWS)
+    with pytest.raises((UsageError, TypeError)):
+        table.hashes.begin_compare(table.arrays, other, 0, ROWS)

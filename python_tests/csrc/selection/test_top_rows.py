@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,20 +18,28 @@ FLOATS = st.floats(0, width=32, allow_subnormal=True)
 COUNTS = st.one_of(st.integers(0, 3), st.integers(2040, 2056), st.integers(0, 2**32 - 1))
 
 
-@examples(300)
+@pytest.fixture(scope="module", params=backends.NAMES)
+def top_rows(request):
+    """Of counts, by a backend."""
+    found = backends.find(request.param)
+    if found.device is None:
+        return lambda scores, k: _C.top_rows(scores, k).tolist()
+    select, device = found.native.device_top_rows, found.device
+    return lambda scores, k: select(found.put(scores), k, device=device).tolist()
+
+
+@examples(200)
 @given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
-def test_counts_are_ranked_as_a_sort_ranks_them(scores, k):
-    row_ids = _C.top_rows(np.array(scores, dtype=np.uint32), k)
-    assert row_ids.dtype == np.int64
-    assert row_ids.tolist() == reference.top_rows(scores, k)
+def test_counts_are_ranked_as_a_sort_ranks_them(top_rows, scores, k):
+    assert top_rows(np.array(scores, dtype=np.uint32), k) == reference.top_rows(scores, k)
 
 
 @examples(300)
 @given(scores=st.lists(FLOATS, max_size=60), k=st.integers(-1, 61))
 def test_floats_are_ranked_as_a_sort_ranks_them(scores, k):
-    assert _C.top_rows(np.array(scores, dtype=np.float32), k).tolist() == reference.top_rows(
-        scores, k
-    )
+    found = _C.top_rows(torch.tensor(scores, dtype=torch.float32), k)
+    assert found.dtype == np.int64
+    assert found.tolist() == reference.top_rows(scores, k)
 
 
 KINDS = {
@@ -87,11 +96,8 @@ def test_many_large_counts_give_the_same_rows(kind, share):
 
 def sampled_rows(num_rows):
     """The rows that a selection draws to learn about where the threshold is."""
-    bits = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return (bits % np.uint64(num_rows)).astype(np.int64)
+    numbers = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (reference.mix_bits(numbers) % np.uint64(num_rows)).astype(np.int64)
 
 
 @pytest.mark.parametrize("factor", [1, 1000], ids=["sample too low", "sample too high"])
@@ -121,36 +127,26 @@ def test_a_score_that_is_nan_or_negative_is_named(bad, pool):
         _C.top_rows(scores, 5, pool)
 
 
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
+def test_what_is_no_array_of_scores_is_refused_and_none_give_no_rows():
+    for scores, message in [
         (np.zeros(3, np.float64), "float64.*float32"),
         (np.zeros((3, 1), np.float32), "2 dimensions"),
         (np.zeros(6, np.float32)[::2], "contiguous"),
         ([1.0], "list"),
-    ],
-)
-def test_what_is_no_array_of_scores_is_refused(scores, message):
-    with pytest.raises(UsageError, match=message):
-        _C.top_rows(scores, 1)
-
-
-def test_no_scores_give_no_rows():
+    ]:
+        with pytest.raises(UsageError, match=message):
+            _C.top_rows(scores, 1)
     assert _C.top_rows(np.zeros(0, np.float32), 5).tolist() == []
 
 
-@pytest.fixture(scope="module", params=backends.DEVICE_NAMES)
-def device_top_rows(request):
-    found = backends.find(request.param)
-    return lambda scores, k: found.native.device_top_rows(
-        found.put(scores), k, device=found.device
-    ).tolist()
-
-
-@examples(100)
-@given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
-def test_a_device_ranks_counts_as_a_sort_does(device_top_rows, scores, k):
-    assert device_top_rows(np.array(scores, dtype=np.uint32), k) == reference.top_rows(scores, k)
+def test_subnormal_scores_count_where_a_thread_flushes_them():
+    torch.set_flush_denormal(True)
+    try:
+        scores = np.array([0, 1, 2, 0, 1], dtype=np.uint32).view(np.float32)
+        assert _C.top_rows(scores, 9).tolist() == [1, 2, 4]
+        assert _C.top_rows(scores, 2).tolist() == [1, 2]
+    finally:
+        torch.set_flush_denormal(False)
 
 
 COUNT_KINDS = [kind for kind in KINDS if "float" not in kind]
@@ -158,24 +154,23 @@ COUNT_KINDS = [kind for kind in KINDS if "float" not in kind]
 
 @pytest.mark.parametrize("kind", COUNT_KINDS)
 @pytest.mark.parametrize("n", [1, 4, 5, 1024, 1025, 16_384, 16_385, 70_001])
-def test_a_device_chooses_the_same_rows_at_every_size_and_budget(device_top_rows, kind, n):
+def test_a_device_chooses_the_same_rows_at_every_size_and_budget(top_rows, kind, n):
     scores = KINDS[kind](np.random.default_rng(n), n)
     ranking = reference.Ranking(scores)
     for k in {0, 1, n // 8, n - 1, n, n + 1}:
-        assert device_top_rows(scores, k) == ranking.top(k).tolist()
+        assert top_rows(scores, k) == ranking.top(k).tolist()
 
 
-@pytest.mark.parametrize("begin", [1, 2, 3])
-def test_a_device_reads_scores_from_any_address(device_top_rows, begin):
-    scores = np.random.default_rng(0).poisson(2, 5000).astype(np.uint32)[begin:]
-    assert device_top_rows(scores, 700) == reference.Ranking(scores).top(700).tolist()
-
-
-@pytest.mark.emulated
 @pytest.mark.parametrize("begin", [0, 1, 2, 3])
-def test_a_device_loads_four_scores_at_once_from_any_address(begin):
-    emulated = backends.find("emulated").native
+def test_four_scores_at_once_are_read_from_any_address(top_rows, begin):
     scores = np.random.default_rng(0).poisson(2, 5004).astype(np.uint32)[begin:][:5000]
-    before = emulated.emulator.wide_loads()
-    emulated.device_top_rows(scores, 700, device=0)
-    assert emulated.emulator.wide_loads() - before >= 2 * (5000 // 4 - 2)  # counted, then written
+    assert top_rows(scores, 700) == reference.Ranking(scores).top(700).tolist()
+
+
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+def test_a_device_loads_four_scores_at_once(emulated, begin):
+    scores = np.random.default_rng(0).poisson(2, 5004).astype(np.uint32)[begin:][:5000]
+    before = emulated.native.emulator.wide_loads()
+    emulated.native.device_top_rows(scores, 700, device=0)
+    loads = emulated.native.emulator.wide_loads() - before
+    assert loads >= 2 * (5000 // 4 - 2)  # counted, then written

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-def library(directory: Path) -> Path:
+def library(directory):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler to build the fault injection with")

@@ -5,7 +5,6 @@ import errno
 import pytest
 
 from python_tests.csrc import segments
-from python_tests.csrc.storage import faulty_io
 
 DIRECT = pytest.mark.parametrize("direct_io", [True, False], ids=["direct", "buffered"])
 
@@ -49,11 +48,6 @@ print(*codes)
 """
 
 
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))
-
-
 @DIRECT
 @pytest.mark.parametrize("limit", [4096, 5000])  # 5000: the rest of a short write is unaligned
 def test_short_and_interrupted_transfers_are_continued(faulty, tmp_path, limit, direct_io):
@@ -61,16 +55,13 @@ def test_short_and_interrupted_transfers_are_continued(faulty, tmp_path, limit, 
 
 
 @DIRECT
-def test_a_file_system_that_cannot_reserve_blocks_still_gives_a_whole_file(
-    faulty, tmp_path, direct_io
+@pytest.mark.parametrize("lacks", ["NO_FALLOCATE", "NO_DIRECT"])
+def test_a_file_system_that_reserves_no_blocks_or_has_no_direct_io_still_gives_a_whole_file(
+    faulty, tmp_path, lacks, direct_io
 ):
     # A last block that no table fills: only its size keeps the file as long as its header says.
     code = ROUND_TRIP.replace("direct_io=direct_io)", "direct_io=direct_io, spare_bytes=4096)", 1)
-    segments.run_python(code, tmp_path, direct_io, preload=faulty, NO_FALLOCATE="1")
-
-
-def test_a_file_system_without_direct_io_is_written_buffered(faulty, tmp_path):
-    segments.run_python(ROUND_TRIP, tmp_path, True, preload=faulty, NO_DIRECT="1")
+    segments.run_python(code, tmp_path, direct_io, preload=faulty, **{lacks: "1"})
 
 
 @DIRECT
@@ -114,7 +105,7 @@ for name, array in target.arrays.items():
 
 
 @DIRECT
-def test_a_file_size_limit_met_half_way_fails_the_job(tmp_path, direct_io):
+def test_a_file_size_limit_met_half_way_or_known_beforehand_fails_the_job(tmp_path, direct_io):
     code = """
     import resource, signal, sys
     from pathlib import Path
@@ -140,12 +131,7 @@ def test_a_file_size_limit_met_half_way_fails_the_job(tmp_path, direct_io):
     assert pipe.num_free_slots == 2
     """
     assert segments.run_python(code, tmp_path, direct_io).split() == [str(errno.EFBIG)]
-
-
-@DIRECT
-def test_a_file_size_limit_known_beforehand_stops_the_job_before_a_byte_is_written(
-    tmp_path, direct_io
-):
-    code = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, -1))\n"
-    printed = segments.run_python(code + FAILING_SAVE, tmp_path, direct_io)
+    known = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (80_000, -1))\n"
+    (tmp_path / "before").mkdir()  # known beforehand: before a byte is written
+    printed = segments.run_python(known + FAILING_SAVE, tmp_path / "before", direct_io)
     assert printed.split() == [str(errno.EFBIG)] * 2

@@ -1,3 +1,5 @@
+"""csrc/tracking/access_counter.h and cuda/access_counter.h: counts, their limit, who is chosen."""
+
 import ctypes
 import gc
 
@@ -7,94 +9,96 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
+from cpr_ext.errors import RowIndexError, UsageError
+from python_tests.csrc import backends, reference
 from python_tests.examples import examples
 from python_tests.faults.memory_meter import MemoryMeter
+from python_tests.helpers import run_python
 
 HIGHEST_COUNT = 2**32 - 1
-
-
-def test_counts_are_those_of_bincount():
-    indices = np.random.default_rng(0).integers(0, 50, 5000)
-    counter = _C.AccessCounter(name="t", num_rows=60)
-    counter.observe(indices)
-    assert counter.counts().dtype == np.uint32
-    np.testing.assert_array_equal(counter.counts(), np.bincount(indices, minlength=60))
+NUM_ROWS = 1237  # no other memory has this size
 
 
 @examples(50)
 @given(
     num_rows=st.sampled_from([1, 3, 100, 2047, 2048, 2049, 70_000]),
-    num_indices=st.integers(0, 200),
-    skew=st.sampled_from([1, 2, 1000]),
+    num_indices=st.sampled_from([0, 1, 7, 31, 33, 200, 1023, 1025, 5000]),
+    skew=st.sampled_from([1, 2, 64, 1000]),
     dtype=st.sampled_from([np.int32, np.int64]),
     seed=st.integers(0, 99),
 )
-def test_any_shape_and_skew_of_lookups_is_counted(num_rows, num_indices, skew, dtype, seed):
+def test_any_shape_and_skew_of_lookups_is_counted(
+    backend, num_rows, num_indices, skew, dtype, seed
+):
     random = np.random.default_rng(seed)
     indices = (random.integers(0, num_rows, num_indices) // skew).astype(dtype)
-    counter = _C.AccessCounter(name="t", num_rows=num_rows)
+    counter = backend.access_counter("t", num_rows)
     counter.observe(indices.reshape(1, -1, 1))
+    assert counter.counts().dtype == np.uint32
     np.testing.assert_array_equal(counter.counts(), np.bincount(indices, minlength=num_rows))
     assert counter.num_dirty() == len(np.unique(indices))
 
 
-def test_counts_is_a_live_view_that_nobody_can_write():
-    counter = _C.AccessCounter(name="t", num_rows=4)
+def test_counts_are_a_view_that_nobody_can_write_and_that_keeps_its_counter(backend):
+    counter = backend.access_counter("t", 4)
     counts = counter.counts()
     counter.observe(np.array([2, 2]))
-    assert counts.tolist() == [0, 0, 2, 0]
-    with pytest.raises(ValueError, match="read-only"):
-        counts[0] = 1
-
-
-def test_counts_keeps_its_counter_alive():
-    counter = _C.AccessCounter(name="t", num_rows=1000)
-    counter.observe(np.arange(1000))
+    on_cpu = backend.name == "cpu"
+    assert counts.tolist() == ([0, 0, 2, 0] if on_cpu else [0, 0, 0, 0])
+    if on_cpu:
+        with pytest.raises(ValueError, match="read-only"):
+            counts[0] = 1
     counts = counter.counts()
     del counter
     gc.collect()
-    assert counts.sum() == 1000
+    assert counts.tolist() == [0, 0, 2, 0]
 
 
-def counter_with(row_id, count):
+def write_count(backend, counter, row_id, count):
     """Four thousand million lookups would take too long, so the test writes the memory itself."""
-    counter = _C.AccessCounter(name="t", num_rows=8)
-    counter.observe(np.array([row_id]))  # says where counts are
-    address = counter.counts().ctypes.data + 4 * row_id
-    ctypes.c_uint32.from_address(address).value = count
-    counter.put_back(counter.take_range(0, 8))  # tells the counter how near its limit it is
-    return counter
+    if backend.name == "cpu":
+        counter.observe(np.array([row_id]))  # says where counts are
+        address = counter.counts().ctypes.data
+    else:
+        memory = backend.native.emulator.allocations()
+        [address] = [where for where, size in memory.items() if size == 4 * NUM_ROWS]
+    ctypes.c_uint32.from_address(address + 4 * row_id).value = count
 
 
-@pytest.mark.parametrize("below", [0, 1, 5])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_count_stops_at_its_limit(below, dtype):
-    counter = counter_with(3, HIGHEST_COUNT - below)
-    counter.observe(np.full(4, 3, dtype=dtype))
-    assert counter.counts().tolist() == [
-        0,
-        0,
-        0,
-        min(HIGHEST_COUNT, HIGHEST_COUNT - below + 4),
-        *[0] * 4,
-    ]
+@pytest.fixture(params=["cpu", "emulated"])
+def on_host(request):
+    """A backend whose memory the test can write."""
+    cpu = request.param == "cpu"
+    return backends.find("cpu") if cpu else request.getfixturevalue("emulated")
 
 
-@pytest.mark.parametrize("below", [0, 1, 5])
-def test_a_count_put_back_stops_at_the_limit(below):
-    counter = counter_with(3, HIGHEST_COUNT - below)
-    taken = counter.take_range(0, 8)
-    counter.observe(np.array([3, 3, 3]))
+@pytest.mark.parametrize("below", [0, 1, 5, 40])
+@pytest.mark.parametrize("num_lookups", [1, 4, 100])
+def test_a_count_stops_at_its_limit_also_where_it_is_put_back(on_host, below, num_lookups):
+    counter, lookups = on_host.access_counter("t", NUM_ROWS), np.full(num_lookups, 3)
+    write_count(on_host, counter, 3, HIGHEST_COUNT - below)
+    counter.put_back(counter.take_range(0, NUM_ROWS))  # it learns, or forgets, how high counts are
+    taken = counter.take_range(0, NUM_ROWS)
+    counter.observe(lookups)
     counter.put_back(taken)
-    assert counter.counts()[3] == min(HIGHEST_COUNT, HIGHEST_COUNT - below + 3)
+    expected = min(HIGHEST_COUNT, HIGHEST_COUNT - below + num_lookups)
+    assert counter.counts()[3] == expected
+    counter.observe(lookups)
+    assert counter.counts()[3] == min(HIGHEST_COUNT, expected + num_lookups)
+    assert counter.dirty_rows().tolist() == [3]
+    assert counter.counts().sum() == counter.counts()[3]
 
 
-def test_the_highest_counts_are_selected_and_ties_go_to_the_lowest_row():
-    counter = _C.AccessCounter(name="t", num_rows=10)
-    counter.observe(np.array([9, 9, 9, 1, 1, 7, 7, 4, 4, 0]))
-    assert counter.select(0, 10, 3).tolist() == [1, 4, 9]
-    assert counter.select(2, 9, 2).tolist() == [4, 7]
-    assert counter.select(0, 10, 99).tolist() == [0, 1, 4, 7, 9]
+def test_a_count_that_graphs_may_have_raised_stops_at_its_limit(emulated):
+    counter = emulated.access_counter("t", NUM_ROWS)
+    emulated.native.emulator.set_capturing(True)
+    counter.observe(np.array([3]))
+    emulated.native.emulator.set_capturing(False)
+    counter.take_range(0, NUM_ROWS)
+    write_count(emulated, counter, 3, HIGHEST_COUNT - 1)
+    emulated.native.emulator.replay_graph()
+    counter.observe(np.array([3]))
+    assert counter.counts()[3] == HIGHEST_COUNT
 
 
 @pytest.mark.parametrize(
@@ -108,3 +112,132 @@ def test_rows_that_are_never_looked_up_take_no_memory(kind, num_rows):
     assert tracker.memory_bytes() - 200_000_000 in range(1_000_000)
     assert meter.grown_bytes() < 20e6
     assert tracker.num_dirty() == 3
+
+
+# --- on a device ---
+
+
+def test_an_index_outside_the_table_is_told_at_the_next_batch_and_not_counted(device):
+    counter = device.access_counter("users", 100)
+    counter.observe(np.array([5, 100, 6]))
+    assert counter.dirty_rows().tolist() == [5, 6]
+    lookups = [device.put(np.array([7]))]
+    with pytest.raises(
+        RowIndexError, match=r"'users': index 100 at position 1 of an earlier .* 0 to 99"
+    ):
+        device.native.count_lookups([counter.tracker], lookups)
+    assert counter.dirty_rows().tolist() == [5, 6, 7], "this batch is good"
+    device.native.count_lookups([counter.tracker], lookups)  # told once
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32])
+def test_of_bad_indices_among_as_many_good_ones_as_a_block_takes_one_is_told_once(device, bad):
+    indices = np.full(4096, 5)
+    indices[1700] = bad
+    counter = device.access_counter("t", 100)
+    for lookups, told in ((indices, "1700"), (np.array([bad] * 70 + [1]), "[0-9]+")):
+        counter.observe(lookups)
+        counter.num_dirty()  # the device has passed
+        with pytest.raises(RowIndexError, match=f"index {bad} at position {told} "):
+            counter.report_faults()
+        counter.report_faults()
+    assert counter.counts()[[1, 5]].tolist() == [1, 4095]
+
+
+def test_dirty_rows_are_counted_in_tables_larger_than_a_launch_has_threads(emulated):
+    threads = 2048 * 256
+    counter = emulated.access_counter("t", threads + 40)
+    row_ids = np.array([0, 7, threads + 7, threads + 39])  # one thread sees two of them
+    counter.observe(row_ids)
+    assert counter.num_dirty() == 4
+    assert counter.dirty_rows().tolist() == row_ids.tolist()
+
+
+@pytest.mark.parametrize("call", ["cuCtxPushCurrent", "cudaEventSynchronize", "cudaMemcpyAsync"])
+def test_an_error_while_many_ids_go_to_the_host_is_told_and_ends_nothing(emulated, call):
+    """They go on a thread of the library, whose every call may fail."""
+    run_python(f"""
+import contextlib
+import numpy as np
+from cpr_ext import _emulated as native
+from cpr_ext.errors import CudaError
+native.emulator.set_num_devices(3)
+counter = native.DeviceAccessCounter(name="t", num_rows=20_000, device=2)  # nobody's current one
+lookups = np.arange(10_000)
+counter.observe(lookups)
+for nth in 10 * list(range(1, 12)):  # which thread makes it is chance
+    native.emulator.fail_call("{call}", nth, 719)
+    with contextlib.suppress(CudaError):  # not every call is made so often
+        assert len(counter.begin_select(0, 20_000, 5000).read()) == 5000
+    native.emulator.fail_call("", 0)
+assert counter.select(0, 20_000, 5000).tolist() == list(range(5000))
+""")
+
+
+COUNTS = {
+    "small": lambda random: random.poisson(1, 20_000),
+    "the rows of nine warps": lambda random: random.poisson(1, 9 * 32 * 4),
+    "beyond the bins": lambda random: random.integers(2040, 2060, 60) * (random.random(60) < 0.8),
+}
+
+
+def counted(backend, kind):
+    counts = COUNTS[kind](np.random.default_rng(0))
+    counter = backend.access_counter("t", len(counts))
+    counter.observe(np.repeat(np.arange(len(counts)), counts))
+    return counter, counts
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("begin", [0, 1, 30])
+def test_the_same_rows_are_chosen_whatever_was_before(device, kind, begin):
+    """A selection guesses its lowest count from the last one: here wrongly, and rightly."""
+    counter, counts = counted(device, kind)
+    rest = counts[begin:].astype(np.uint32)
+    ranking = reference.Ranking(rest)
+    for share in (0.02, 0.3, 0.3, 0.99, 1, 1, 0.3, 0, 0.3):
+        k = int(share * len(rest))
+        expected = ranking.top(k) + begin
+        assert counter.select(begin, len(counts), k).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_counts_are_read_once_if_the_lowest_chosen_one_is_that_of_the_last_time(emulated, kind):
+    counter, counts = counted(emulated, kind)
+    wide_loads = emulated.native.emulator.wide_loads
+
+    def loads_of(k):
+        before = wide_loads()
+        counter.select(0, len(counts), k)
+        return wide_loads() - before
+
+    for k in (len(counts) // 5, len(counts)):
+        wrong, right = loads_of(k), loads_of(k)
+        assert right == len(counts) // 4
+        # For the guess, for each pass of the histogram, and for the cut that it found.
+        assert wrong in (3 * right, 6 * right)
+
+
+def test_rows_that_the_device_chose_are_taken_without_their_ids_and_no_others(emulated):
+    counter, other = (emulated.access_counter(name, 1000) for name in "tu")
+    counter.observe(np.arange(300))
+    chosen = counter.begin_select(0, 1000, 200)
+    ids = np.arange(5)
+    with pytest.raises(UsageError, match=r"'t': rows 0 to 5 are to be taken of 0 chosen ones"):
+        counter.take_chosen(ids, chosen=chosen, first=0)
+    row_ids = chosen.read()
+    for first in (-1, 196):
+        told = rf"'t': rows {first} to {first + 5} are to be taken of 200 chosen ones"
+        with pytest.raises(UsageError, match=told):
+            counter.take_chosen(ids, chosen=chosen, first=first)
+    with pytest.raises(UsageError, match=r"'u': .* chosen for another table"):
+        other.take_chosen(ids, chosen=chosen, first=0)
+    assert counter.num_dirty() == 300
+    emulated.native.emulator.calls()
+    taken = counter.take_chosen(row_ids[50:], chosen=chosen, first=50)
+    assert "cudaMemcpyAsync" not in emulated.native.emulator.calls()
+    del chosen  # what was taken has them, too
+    assert counter.dirty_rows().tolist() == [*range(50), *range(200, 300)]
+    assert taken.row_ids.tolist() == list(range(50, 200))
+    counter.put_back(taken)
+    assert counter.num_dirty() == 300

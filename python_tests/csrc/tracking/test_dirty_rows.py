@@ -1,36 +1,43 @@
+"""csrc/tracking/dirty_rows.h, cuda/dirty_rows.h and rotation.h: marked rows, each in its turn."""
+
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
+from python_tests.csrc import backends
 from python_tests.examples import examples
 
 
-def test_the_lowest_dirty_rows_are_selected():
-    tracker = _C.DirtyRows(name="t", num_rows=200)
-    tracker.observe(np.array([150, 3, 64, 63, 3]))
-    assert tracker.select(0, 200, 3).tolist() == [3, 63, 64]
-    assert tracker.select(4, 151, 9).tolist() == [63, 64, 150]
-    assert tracker.select(0, 200, 0).tolist() == []
+@pytest.mark.parametrize("begin", [0, 1, 31, 32, 33, 62, 63, 64, 65, 4095])
+def test_rows_of_any_range_are_counted_listed_and_taken(backend, begin):
+    dirty = np.unique(np.random.default_rng(begin).integers(0, 20_000, 6000))
+    dirty = np.union1d(dirty, np.arange(begin, begin + 140))
+    for size in (0, 1, 31, 32, 33, 62, 63, 64, 65, 128, 9000, 20_000 - begin):
+        tracker = backend.dirty_rows("t", 20_000)
+        tracker.observe(dirty.astype(np.int32))
+        end = begin + size
+        inside = (begin <= dirty) & (dirty < end)
+        expected = dirty[inside]
+        assert tracker.num_dirty(begin, end) == len(expected)
+        assert tracker.is_clean(begin, end) == (len(expected) == 0)
+        np.testing.assert_array_equal(tracker.dirty_rows(begin, end), expected)
+        half = len(expected) // 2
+        np.testing.assert_array_equal(tracker.select(begin, end, half), expected[:half])
+        np.testing.assert_array_equal(tracker.take_range(begin, end).row_ids, expected)
+        np.testing.assert_array_equal(tracker.dirty_rows(), dirty[~inside])
 
 
-@examples(200)
-@given(
-    num_rows=st.sampled_from([1, 63, 64, 65, 127, 128, 129, 1000]),
-    data=st.data(),
-    dtype=st.sampled_from([np.int32, np.int64]),
-)
-def test_a_range_cuts_at_any_bit(num_rows, data, dtype):
-    edges = [e for e in (0, 1, 62, 63, 64, 65, 127, 128, 129) if e <= num_rows]
-    begin = data.draw(st.sampled_from(edges))
-    end = data.draw(st.sampled_from([e for e in [*edges, num_rows] if e >= begin]))
-    tracker = _C.DirtyRows(name="t", num_rows=num_rows)
-    tracker.observe(np.arange(num_rows, dtype=dtype))
-    assert tracker.num_dirty(begin, end) == end - begin
-    assert tracker.dirty_rows(begin, end).tolist() == list(range(begin, end))
-    assert tracker.take_range(begin, end).row_ids.tolist() == list(range(begin, end))
-    assert tracker.dirty_rows().tolist() == [*range(begin), *range(end, num_rows)]
+def test_more_words_than_the_largest_grid_has_threads_are_counted(device):
+    threads = 2048 * 256
+    words = np.array([0, 1, threads - 1, threads, threads + 1, threads + 200])
+    tracker = device.dirty_rows("t", 32 * (threads + 300))
+    tracker.observe(np.concatenate([32 * words, 32 * words + 31]))
+    assert tracker.num_dirty() == 2 * len(words)
+    assert tracker.num_dirty(32 * threads, 32 * (threads + 1)) == 2
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 1_000_000])
@@ -39,10 +46,106 @@ def test_it_takes_one_bit_per_row(num_rows):
     assert _C.DirtyRows(name="t", num_rows=num_rows).memory_bytes() == 8 * words
 
 
-def test_taken_rows_hold_only_what_was_dirty():
-    tracker = _C.DirtyRows(name="t", num_rows=100)
-    tracker.observe(np.array([10, 20]))
-    taken = tracker.take(np.arange(15))
-    assert taken.num_rows == 1
-    assert taken.row_ids.tolist() == [10]
-    assert tracker.dirty_rows().tolist() == [20]
+# --- turns ---
+
+
+def save(tracker, k, begin=0, end=None):
+    """Selects and takes; returns the rows and what puts them back."""
+    row_ids = tracker.select(begin, tracker.num_rows if end is None else end, k)
+    return row_ids.tolist(), tracker.take(row_ids)
+
+
+@pytest.fixture
+def tracker(backend):
+    found = backend.dirty_rows("t", 10)
+    found.observe(np.arange(10))
+    return found
+
+
+def test_a_selection_begins_behind_the_rows_taken_of_the_last_one(tracker):
+    for expected in ([0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5]):
+        assert tracker.select(0, 10, 4).tolist() == expected  # not taken: it comes again
+        assert save(tracker, 4)[0] == expected
+        tracker.observe(np.arange(10))
+    tracker.select(0, 10, 4)
+    tracker.take(np.array([6, 7]))  # the first part of a save that then stopped
+    assert tracker.select(0, 10, 4).tolist() == [0, 1, 8, 9]
+
+
+def test_the_ranges_of_a_table_take_turns_apart_from_each_other(tracker):
+    assert save(tracker, 2, 0, 5)[0] == [0, 1]
+    assert save(tracker, 2, 5, 10)[0] == [5, 6]
+    tracker.observe(np.arange(10))
+    assert save(tracker, 2, 5, 10)[0] == [7, 8]
+    assert save(tracker, 2, 0, 5)[0] == [2, 3]
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_saves_that_failed_are_made_up_for_in_whatever_order_they_are_put_back(tracker, order):
+    assert save(tracker, 3)[0] == [0, 1, 2]
+    failed = [save(tracker, 3)[1] for _ in range(2)]
+    for number in order:
+        tracker.put_back(failed[number])
+    tracker.observe(np.arange(10))
+    assert save(tracker, 3)[0] == [3, 4, 5]
+
+
+def test_a_save_under_way_when_an_earlier_one_fails_does_not_pass_its_rows(tracker):
+    _, failed = save(tracker, 3)
+    second = tracker.select(0, 10, 4)
+    tracker.take(second[:2])
+    tracker.put_back(failed)
+    tracker.take(second[2:])
+    assert second.tolist() == [3, 4, 5, 6]
+    assert save(tracker, 3)[0] == [0, 1, 2]
+
+
+@pytest.mark.emulated
+@examples(60)
+@given(
+    backend=st.sampled_from(["cpu", "cpu", "cpu", "emulated"]),
+    size=st.sampled_from([1, 2, 7, 64, 130]),
+    share=st.floats(0.01, 1),
+    seed=st.integers(0, 2**32 - 1),
+    updates=st.sampled_from(["all", "some", "the lower half"]),
+    failing=st.sampled_from([0.0, 0.3, 0.7]),
+)
+def test_every_dirty_row_is_saved_within_a_whole_round_of_saves(
+    backend, size, share, seed, updates, failing
+):
+    """Rows go on to be updated; saves are taken in parts, and fail at any of them."""
+    random = np.random.default_rng(seed)
+    begin, k = 3, math.ceil(share * size)
+    tracker = backends.find(backend).dirty_rows("t", begin + size + 5)
+    waited = np.zeros(size, dtype=int)  # saves that passed over it while it was dirty
+    most = math.ceil(size / k)
+
+    def update():
+        chosen = {
+            "all": np.arange(size),
+            "some": random.integers(0, size, random.integers(1, size + 1)),
+            "the lower half": np.arange((size + 1) // 2),
+        }[updates]
+        tracker.observe(begin + chosen)
+
+    tracker.observe(begin + np.arange(size))
+    for _ in range(4 * most if size < 100 else 2 * most):
+        dirty = tracker.dirty_rows(begin, begin + size)
+        row_ids = tracker.select(begin, begin + size, k)
+        assert len(row_ids) == min(k, len(dirty))
+        cuts = np.sort(random.integers(0, len(row_ids) + 1, 2))
+        parts = [part for part in np.split(row_ids, cuts) if len(part)]
+        fails = random.random() < failing
+        num_taken = random.integers(0, len(parts) + 1) if fails else len(parts)
+        taken = []
+        for part in parts[:num_taken]:
+            taken.append(tracker.take(part))
+            update()
+        if fails:
+            for number in random.permutation(len(taken)):
+                tracker.put_back(taken[number])
+            update()
+            continue
+        waited[dirty - begin] += 1
+        waited[row_ids - begin] = 0
+        assert waited.max() < most

@@ -5,8 +5,6 @@
 Prints where it began and a digest of model, optimizer and scheduler at the end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -28,7 +26,7 @@ USERS, ITEMS, SAMPLES, BATCH, EPOCHS = 40, 30, 90, 8, 3
 OPTIONS = {"schedule": cpr_ext.EverySteps(5, when_busy="wait"), "priority": cpr_ext.AllRows()}
 
 
-def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:
+def samples():
     """Users, items, and whether they fit."""
     draw = np.random.default_rng(0)
     x = {"user": draw.integers(0, USERS, SAMPLES), "item": draw.integers(0, ITEMS, SAMPLES)}
@@ -38,21 +36,21 @@ def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:
 class Run:
     """Counts the batches of this process, and dies at one."""
 
-    def __init__(self, store: str, die_after: int) -> None:
+    def __init__(self, store, die_after):
         self.store, self.die_after = store, die_after
         self.number = 0
         self.batches = ResumableLoader(num_samples=self.count)
         self.ckpt: Any = None
         self.report: Any = None
 
-    def count(self, batch: Any) -> int:
+    def count(self, batch):
         self.number += 1
         if self.number == self.die_after:
             self.ckpt.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         return BATCH
 
-    def checkpointer(self, model: Any, optimizer: Any, **more: Any) -> Any:
+    def checkpointer(self, model, optimizer, **more):
         self.ckpt = cpr_ext.Checkpointer(
             model, optimizer, self.store, state={"batches": self.batches, **more}, **OPTIONS
         )
@@ -61,7 +59,7 @@ class Run:
         return self.ckpt
 
 
-def torch_rechub(run: Run) -> Any:
+def torch_rechub(run):
     from torch_rechub.basic.features import SparseFeature
     from torch_rechub.models.ranking import DeepFM
     from torch_rechub.trainers import CTRTrainer
@@ -88,7 +86,7 @@ def torch_rechub(run: Run) -> Any:
     return model, trainer.optimizer, trainer.scheduler
 
 
-def deepctr_torch(run: Run) -> Any:
+def deepctr_torch(run):
     from deepctr_torch.inputs import SparseFeat
     from deepctr_torch.models import DeepFM, basemodel
 
@@ -98,7 +96,7 @@ def deepctr_torch(run: Run) -> Any:
     model = DeepFM(features, features, dnn_hidden_units=(8,), dnn_dropout=0.2, device="cpu")
     model.compile("adagrad", "binary_crossentropy")
 
-    def make_loader(**given: Any) -> Any:
+    def make_loader(**given):
         loader = DataLoader(**given)
         return batches.over(loader) if given["shuffle"] else loader
 
@@ -111,7 +109,7 @@ def deepctr_torch(run: Run) -> Any:
     return model, model.optim
 
 
-def recbole(run: Run) -> Any:
+def recbole(run):
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
     from recbole.model.general_recommender import BPR
@@ -137,7 +135,7 @@ def recbole(run: Run) -> Any:
     batches = run.batches.over(train_data)
     names = ("cur_step", "best_valid_score", "best_valid_result")
 
-    def stopper() -> dict[str, Any]:
+    def stopper():
         return {name: getattr(trainer, name) for name in names}
 
     with run.checkpointer(model, trainer.optimizer, stopper=stopper) as ckpt:
@@ -148,7 +146,7 @@ def recbole(run: Run) -> Any:
     return model, trainer.optimizer
 
 
-def digest(parts: Any) -> str:
+def digest(parts):
     """A hash of all values of what has a state_dict()."""
     skeleton, tensors = pack([part.state_dict() for part in parts])
     hashed = hashlib.sha256(repr(skeleton).encode())
@@ -157,7 +155,7 @@ def digest(parts: Any) -> str:
     return hashed.hexdigest()
 
 
-def main() -> None:
+def main():
     library, store, die_after = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(1)

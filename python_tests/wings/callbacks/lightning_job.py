@@ -1,7 +1,5 @@
 """A training run under Lightning's Trainer, which may kill its own process."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -64,32 +62,25 @@ class Model(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.Adagrad(self.parameters(), lr=0.3)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.7)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        by_step = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": by_step}
 
 
-def fit(store, *, every_steps=5, die_after=None, accumulate=1, **options):
+def fit(store, *, die_after=None, accumulate=1):
     """Train to the end, or to death; returns the model and the callback."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Model(die_after)
-    callback = CprCallback(
-        store,
-        priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(every_steps, when_busy="wait"),
-        **options,
-    )
+    schedule = cpr_ext.EverySteps(5, when_busy="wait")
+    callback = CprCallback(store, priority=cpr_ext.AllRows(), schedule=schedule)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=NUM_EPOCHS,
         callbacks=[callback],
         accumulate_grad_batches=accumulate,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        ),
     )
     trainer.fit(model, Batches())
     return model, callback, trainer

@@ -12,6 +12,7 @@ import yaml
 import cpr_ext
 from cpr_ext import StoreOptions
 from cpr_ext.errors import UsageError
+from cpr_ext.saving.metrics import ParityMetrics
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -33,6 +34,10 @@ def reader():
 
 @pytest.fixture
 def meter(reader):
+    yield from meter_of(reader)
+
+
+def meter_of(reader):
     provider = MeterProvider([reader])
     yield provider.get_meter("test")
     provider.shutdown()
@@ -71,57 +76,36 @@ def run(tmp_path):
 def collected(reader):
     """Value by name and attributes."""
     data = reader.get_metrics_data()
-    if data is None:
-        return {}
     return {
         (metric.name, *sorted(point.attributes.items())): point.value
-        for resource in data.resource_metrics
+        for resource in (data.resource_metrics if data else ())
         for scope in resource.scope_metrics
         for metric in scope.metrics
         for point in metric.data.data_points
     }
 
 
-def test_every_metric_is_collected_as_it_is_now(run, meter, reader):
-    ckpt = run[2]
-    export_metrics(ckpt, {"rank": 3}, meter=meter)
-    for _ in range(2):
-        train(*run)
-        values = collected(reader)
-        now = ckpt.metrics
-        assert values["cpr.step", ("rank", 3)] == ckpt.step_count
-        assert values["cpr.snapshots", ("kind", "base"), ("rank", 3)] == now.base_snapshots > 0
-        partial = values["cpr.snapshots", ("kind", "partial"), ("rank", 3)]
-        assert partial == now.partial_snapshots > 0
-        assert values["cpr.snapshot.step", ("rank", 3)] == now.snapshot_step >= 1
-        assert values["cpr.snapshot.time", ("rank", 3)] == now.snapshot_time > 1e9
-        assert values["cpr.written", ("rank", 3)] == now.bytes_written > 0
-        assert values["cpr.stall.time", ("rank", 3)] == now.stall_seconds > 0
-        assert values["cpr.row_updates", ("rank", 3)] == now.row_updates > 0
-
-
-def test_every_number_of_the_metrics_has_an_instrument(run, meter, reader):
+def test_every_number_has_an_instrument_and_what_is_not_known_is_absent(run, meter, reader):
     ckpt = run[2]
     values = vars(ckpt.metrics).items()
     numbers = [name for name, value in values if isinstance(value, int | float)]
     numbers = [name for name in numbers if not name.startswith("remote_")]  # it has no copy
-    export_metrics(ckpt, meter=meter)
+    export_metrics(ckpt, {"rank": 3}, meter=meter)
     for index, name in enumerate(numbers):
         setattr(ckpt.metrics, name, 1000 + index)
-    assert {1000 + index for index in range(len(numbers))} <= set(collected(reader).values())
-
-
-def test_what_is_not_known_is_absent(run, meter, reader):
-    export_metrics(run[2], meter=meter)
-    run[2].metrics.row_updates_lost = None
+    values, rank = collected(reader), ("rank", 3)
+    assert {1000 + index for index in range(len(numbers))} <= set(values.values())
+    assert values["cpr.step", rank] == ckpt.step_count
+    for name, found in (
+        ("base_snapshots", values["cpr.snapshots", ("kind", "base"), rank]),
+        ("snapshot_time", values["cpr.snapshot.time", rank]),
+        ("bytes_written", values["cpr.written", rank]),
+    ):
+        assert found == 1000 + numbers.index(name)
+    ckpt.metrics.row_updates_lost = None
     names = {name for name, *_ in collected(reader)}
     assert "cpr.row_updates.lost" not in names
-    assert not any(name.startswith("cpr.parity") for name in names)
-
-
-def test_what_a_job_does_not_have_is_absent(run, meter, reader):
-    export_metrics(run[2], meter=meter)
-    assert not [name for name, *_ in collected(reader) if "remote" in name or "parity" in name]
+    assert not [name for name in names if "remote" in name or "parity" in name]
 
 
 def test_of_a_deleted_checkpointer_nothing_is_reported(tmp_path, meter, reader):
@@ -147,53 +131,37 @@ def test_a_later_checkpointer_takes_the_place_of_one_with_its_attributes(
     other[2].close()
 
 
-@pytest.mark.parametrize(
-    ("attributes", "text"), [({"rank": [1]}, r"'rank': \[1\]"), ({1: "a"}, "1: 'a'")]
-)
-def test_wrong_attributes_are_refused(run, meter, attributes, text):
-    with pytest.raises(UsageError, match=text):
-        export_metrics(run[2], attributes, meter=meter)
+def test_wrong_attributes_and_something_else_than_a_checkpointer_are_refused(run, meter):
+    for what, attributes, text in (
+        (run[2], {"rank": [1]}, r"'rank': \[1\]"),
+        (run[2], {1: "a"}, "1: 'a'"),
+        (run[0], None, "needed: a Checkpointer"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            export_metrics(what, attributes, meter=meter)
 
 
-def test_something_else_than_a_checkpointer_is_refused(run, meter):
-    with pytest.raises(UsageError, match="needed: a Checkpointer"):
-        export_metrics(run[0], meter=meter)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def exposed():
-    """Names of Prometheus of a Checkpointer whose parity and losses are known."""
-    reader = PrometheusMetricReader()
-    provider = MeterProvider([reader])
-    yield provider.get_meter("prometheus")
-    provider.shutdown()
+    """A meter whose metrics Prometheus shows."""
+    yield from meter_of(PrometheusMetricReader())
 
 
-def prometheus_names(meter, ckpt):
-    from cpr_ext.saving.metrics import ParityMetrics
-
+def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
+    _, _, ckpt = checkpointer(tmp_path / "store", has_copy=True)
     ckpt.metrics.parity, ckpt.metrics.common_step = ParityMetrics(), 1
-    export_metrics(ckpt, {"rank": 0}, meter=meter)
-    text = generate_latest(REGISTRY).decode()
-    return set(re.findall(r"^# TYPE (cpr_\w+) \w+$", text, re.MULTILINE))
-
-
-def table_of(names):
+    export_metrics(ckpt, {"rank": 0}, meter=exposed)
+    shown = generate_latest(REGISTRY).decode()
+    names = set(re.findall(r"^# TYPE (cpr_\w+) \w+$", shown, re.MULTILINE))
+    ckpt.close()
+    assert len(names) == len(INSTRUMENTS)
     by_stem = {re.sub(r"(_seconds|_bytes)?(_total)?$", "", name): name for name in names}
     rows = [
         f"| `{each.name}` | `{each.unit}` | {each.kind} | "
         f"`{by_stem[each.name.replace('.', '_')]}` | {each.description} |"
         for each in INSTRUMENTS
     ]
-    return "\n".join(rows)
-
-
-def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
-    run = checkpointer(tmp_path / "store", has_copy=True)
-    names = prometheus_names(exposed, run[2])
-    run[2].close()
-    assert len(names) == len(INSTRUMENTS)
-    assert table_of(names) in PAGE.read_text()
+    assert "\n".join(rows) in PAGE.read_text()
     alerts = yaml.safe_load((ROOT / "docs/monitoring/alerts.yml").read_text())
     rules = alerts["groups"][0]["rules"]
     dashboard = json.loads((ROOT / "docs/monitoring/dashboard.json").read_text())

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -13,12 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-import cpr_ext
 from cpr_ext.saving.metrics import ParityMetrics
-from cpr_ext.wings.remote import RemoteOptions
 
 pytest.importorskip("opentelemetry.exporter.prometheus")
 PROMETHEUS = shutil.which("prometheus")
@@ -28,6 +24,7 @@ from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from prometheus_client import start_http_server  # noqa: E402
 
 from cpr_ext.wings.callbacks.opentelemetry import export_metrics  # noqa: E402
+from python_tests.wings.callbacks.test_opentelemetry import checkpointer, train  # noqa: E402
 
 MONITORING = Path(__file__).resolve().parents[3] / "docs/monitoring"
 #: It ends with the server, however that is killed.
@@ -68,17 +65,12 @@ class Server:
 
     def ask(self, path, **query):
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
 
     def values(self, query):
-        """What a query gives now: value by labels."""
-        answer = self.ask("query", query=query)
-        assert answer["status"] == "success", answer
-        return [float(each["value"][1]) for each in answer["data"]["result"]]
+        """What a query gives now."""
+        return [float(each["value"][1]) for each in self.ask("query", query=query)["result"]]
 
     def wait_for(self, condition):
         end = time.monotonic() + LIMIT_SECONDS
@@ -92,28 +84,16 @@ class Server:
         raise AssertionError("not so within the limit")
 
     def end(self):
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
         self._log.close()
 
 
 @pytest.fixture
 def ckpt(tmp_path):
-    torch.manual_seed(0)
-    model = torch.nn.EmbeddingBag(100, 4, sparse=True)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    ckpt = cpr_ext.Checkpointer(
-        *(model, optimizer, tmp_path / "store"),
-        schedule=cpr_ext.EverySteps(2, when_busy="wait"),
-        store=cpr_ext.StoreOptions(remote=RemoteOptions(f"file://{tmp_path / 'copy'}")),
-    )
+    model, optimizer, ckpt = checkpointer(tmp_path / "store", has_copy=True)
     ckpt.recover()
-    ckpt.train_a_step = lambda: (
-        optimizer.zero_grad(),
-        model(torch.tensor([[ckpt.step_count % 100]])).sum().backward(),
-        optimizer.step(),
-        ckpt.step(num_samples=1),
-    )
+    ckpt.train_a_step = lambda: train(model, optimizer, ckpt, steps=1)
     yield ckpt
     ckpt.close()
 
@@ -134,13 +114,6 @@ def server(ckpt, tmp_path):
     provider.shutdown()
 
 
-def queries():
-    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
-    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
-    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return shown, [rule["expr"] for rule in rules]
-
-
 def test_a_running_job_is_scraped_shown_and_watched(ckpt, server):
     def is_scraped():
         ckpt.train_a_step()
@@ -148,17 +121,18 @@ def test_a_running_job_is_scraped_shown_and_watched(ckpt, server):
 
     server.wait_for(is_scraped)
     assert server.values("cpr_snapshot_step") <= [ckpt.step_count]
-    shown, watched = queries()
-    for query in shown:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    for query in (target["expr"] for panel in dashboard["panels"] for target in panel["targets"]):
         server.wait_for(lambda query=query: server.values(query))  # rates need two scrapes
-    for query in watched:
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    for query in (rule["expr"] for rule in rules):
         names = re.findall(r"cpr_\w+(?:\{[^}]*\})?", query)
         assert names
         assert all(server.values(name) for name in names), query
         server.values(query)
 
     def states():
-        groups = server.ask("rules")["data"]["groups"]
+        groups = server.ask("rules")["groups"]
         return {
             rule["name"]: (rule["health"], rule["state"]) for g in groups for rule in g["rules"]
         }

@@ -1,7 +1,5 @@
 """A training run under Hugging Face's Trainer, which may kill its own process."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -59,12 +57,8 @@ def make_trainer(model, folder, **arguments):
             output_dir=str(folder),
             num_train_epochs=NUM_EPOCHS,
             per_device_train_batch_size=BATCH_SIZE,
-            use_cpu=True,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
+            **{"use_cpu": True, "save_strategy": "no", "logging_strategy": "no"},
+            **{"report_to": "none", "disable_tqdm": True, "remove_unused_columns": False},
             **arguments,
         ),
         train_dataset=Clicks(),
@@ -77,11 +71,8 @@ def fit(store, *, die_after=None, accumulate=1):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Model()
-    callback = CprTrainerCallback(
-        store,
-        priority=cpr_ext.AllRows(),
-        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
-    )
+    schedule = cpr_ext.EverySteps(5, when_busy="wait")
+    callback = CprTrainerCallback(store, priority=cpr_ext.AllRows(), schedule=schedule)
     trainer = make_trainer(model, f"{store}-output", gradient_accumulation_steps=accumulate)
     trainer.add_callback(callback)
     if die_after is not None:

@@ -1,7 +1,5 @@
 """``cpr emulate``, as a person uses it: in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,11 +13,11 @@ from python_tests import preloaded
 SMALL = ["--steps", "40", "--failures", "2", "--pls", "0.2", "--strategy", "cpr-mfu"]
 
 
-def cpr(*arguments: object) -> subprocess.CompletedProcess[str]:
+def cpr(*arguments):
     return preloaded.run(["-m", "cpr_ext.wings.cli", *arguments], timeout=240)
 
 
-def running(marker: str) -> list[int]:
+def running(marker):
     """Processes whose command line or open files name ``marker``."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -33,7 +31,7 @@ def running(marker: str) -> list[int]:
     return found
 
 
-def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path):
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "cpr_ext.wings.cli", "emulate", *SMALL, "--quiet"]
     command += ["--seeds", "2", "--jobs", "1", "--out", str(out)]

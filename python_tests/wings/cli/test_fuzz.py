@@ -10,11 +10,11 @@ print(json.dumps(fuzz(int(sys.argv[1]), int(sys.argv[2]))))
 PLANTED = """
 import pathlib, sys
 from unittest import mock
-from python_tests.wings.cli.fuzz import Places, call
+from python_tests.wings.cli.fuzz import Places, ended
 Places(pathlib.Path(sys.argv[1]))
 inspect = "cpr_ext.wings.tools.maintenance.inspect"
 mock.patch(inspect, side_effect=ZeroDivisionError("planted")).start()
-print(call(["inspect", "store"]), call(["inspect", "missing"]))
+print(*(ended(["inspect", store]).trouble for store in ("store", "missing")))
 """
 
 

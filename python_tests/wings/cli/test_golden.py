@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cpr_ext.storage.job_stores import worker_directory
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import flip
-from python_tests.wings.tools.maintenance.jobs import WorkerAlone, parts_of
+from python_tests.wings.tools.maintenance.jobs import uneven_job
 from python_tests.wings.tools.maintenance.stores import trained_store
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
@@ -28,15 +27,9 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """``store``, and ``job`` of three workers, of which worker 2 is three steps ahead."""
+    """``store``, and ``job``."""
     directory = tmp_path_factory.mktemp("golden")
-    for rank, part in enumerate(parts_of(3)):
-        worker = WorkerAlone(worker_directory(directory / "job", rank, 3), part, seed=rank)
-        worker.save()
-        for _ in range(3):
-            worker.train(2 + (rank == 2))
-            worker.save("partial")
-        worker.checkpointer.close()
+    uneven_job(directory / "job")
     trained_store(directory / "store").checkpointer.close()
     return directory
 

@@ -6,8 +6,6 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from python_tests.wings.tools.maintenance.stores import trained_store
-
 OPTIONAL = (
     *("matplotlib", "pyarrow", "sklearn", "scipy", "pandas", "safetensors", "torchrec"),
     "fbgemm_gpu",
@@ -29,19 +27,8 @@ def blocked(monkeypatch):
         importlib.import_module("matplotlib")
 
 
-@pytest.fixture
-def without(monkeypatch):
-    def remove(*modules):
-        for module in modules:
-            monkeypatch.setitem(sys.modules, module, None)
-
-    return remove
-
-
 @pytest.mark.usefixtures("blocked")
-def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, tmp_path):
-    store = tmp_path / "store"
-    trained_store(store).checkpointer.close()
+def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, store, tmp_path):
     job = ("--job-hours", 100, "--shards", 8, "--mtbf-hours", 25, "--save-minutes", 4)
     disk = ("--write-mb-per-second", 500, "--read-mb-per-second", 500)
     for command in (
@@ -60,34 +47,23 @@ def test_tools_and_plans_need_no_plotting_or_data_libraries(cpr, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("missing", "command", "words"),
+    ("command", "missing", "words"),
     [
-        (["sklearn"], ["train"], "cpr train needs scikit-learn: pip install 'cpr_ext[train]'"),
-        (
-            ["sklearn", "pyarrow"],
-            ["train", "--data", "criteo:x"],
-            "cpr train needs scikit-learn, pyarrow: pip",
-        ),
-        (["matplotlib"], ["train", "--plot", "x.png"], "cpr train --plot needs matplotlib: pip"),
-        (["sklearn"], ["emulate"], "cpr emulate needs scikit-learn: pip install"),
-        (
-            ["matplotlib"],
-            ["emulate", "--plot", "x.png"],
-            "cpr emulate --plot needs matplotlib: pip",
-        ),
-        (
-            ["matplotlib"],
-            ["plan", "--preset", "abstract-56h", "--plot", "x.png"],
-            "cpr plan --plot needs matplotlib: pip",
-        ),
+        ("train", "sklearn", "cpr train needs scikit-learn: pip install 'cpr_ext[train]'"),
+        ("train --data criteo:x", "sklearn pyarrow", "cpr train needs scikit-learn, pyarrow: pip"),
+        ("train --plot x.png", "matplotlib", "cpr train --plot needs matplotlib: pip"),
+        ("emulate", "sklearn", "cpr emulate needs scikit-learn: pip install"),
+        ("emulate --plot x.png", "matplotlib", "cpr emulate --plot needs matplotlib: pip"),
+        ("plan --preset abstract-56h --plot x.png", "matplotlib", "plan --plot needs matplotlib:"),
     ],
 )
 def test_a_missing_package_is_named_before_the_work(
-    cpr, without, tmp_path, monkeypatch, missing, command, words
+    cpr, tmp_path, monkeypatch, command, missing, words
 ):
     monkeypatch.chdir(tmp_path)
-    without(*missing)
-    code, output, error = cpr(*command)
+    for module in missing.split():
+        monkeypatch.setitem(sys.modules, module, None)
+    code, output, error = cpr(*command.split())
     assert (code, output) == (2, "")
     assert words in error
     assert list(tmp_path.iterdir()) == []

@@ -3,35 +3,21 @@ import signal
 import subprocess
 import sys
 
-import pytest
 import torch
 
 import cpr_ext
-from python_tests.wings.tools.maintenance.stores import trained_store
+from cpr_ext.wings.cli.output import size as shown_size
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("stores") / "store"
-    trained_store(directory).checkpointer.close()
-    return directory
-
-
-@pytest.fixture
-def store(made, tmp_path):
-    shutil.copytree(made, tmp_path / "store")
-    return tmp_path / "store"
-
-
-def test_publish_waits_for_the_first_snapshot_if_it_is_to_publish_again(made, tmp_path):
-    store = tmp_path / "store"
-    command = [sys.executable, "-m", "cpr_ext.wings.cli", "publish", str(store), "--to"]
+def test_publish_waits_for_the_first_snapshot_if_it_is_to_publish_again(store, tmp_path):
+    place = tmp_path / "store"
+    command = [sys.executable, "-m", "cpr_ext.wings.cli", "publish", str(place), "--to"]
     command += [str(tmp_path / "rows"), "--every", "0.1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as publishing:
-        assert publishing.stderr.readline() == f"'{store}' has no snapshot yet: waiting for one\n"
-        shutil.copytree(made, tmp_path / "copy")
-        (tmp_path / "copy").rename(store)
+        assert publishing.stderr.readline() == f"'{place}' has no snapshot yet: waiting for one\n"
+        shutil.copytree(store, tmp_path / "copy")
+        (tmp_path / "copy").rename(place)
         assert "all rows for new consumers" in publishing.stdout.readline()
         publishing.send_signal(signal.SIGINT)
         publishing.communicate()
@@ -45,3 +31,8 @@ def test_a_store_without_tables_says_where_all_is(tmp_path, cpr):
     code, out, _ = cpr("inspect", tmp_path / "store")
     assert code == 0
     assert "No table is kept by row: all is in the dense part" in out
+
+
+def test_bytes_are_told_in_units():
+    sizes = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 2.5e12: "2.5 TB"}
+    assert {size: shown_size(size) for size in sizes} == sizes

@@ -32,11 +32,8 @@ def observed(schedule, *costs):
     return schedule
 
 
-def test_nothing_is_due_before_the_run_has_begun():
-    assert not TargetPLS(0.02, mtbf_hours=28).is_due(Progress(10**9, 1e9))
-
-
 def test_the_interval_by_hand():
+    assert not TargetPLS(0.02, mtbf_hours=28).is_due(Progress(10**9, 1e9))  # it has not begun
     # 2 * 0.02 * 8 * 28 = 8.96 h for all rows, an eighth of them every 1.12 h.
     schedule = observed(TargetPLS(0.02, mtbf_hours=28), START)
     assert schedule.interval_hours == pytest.approx(1.12)
@@ -59,10 +56,7 @@ def test_a_short_job_saves_no_more_often_than_it_needs():
 
 
 @given(
-    st.floats(1e-4, 1),
-    st.floats(0.1, 1000),
-    st.integers(1, 64),
-    st.sampled_from([1.0, 0.5, 0.125]),
+    st.floats(1e-4, 1), st.floats(0.1, 1000), st.integers(1, 64), st.sampled_from([1.0, 0.5, 0.125])
 )
 def test_it_keeps_to_the_formula_for_every_run(target, mtbf, shards, fraction):
     schedule = TargetPLS(target, mtbf_hours=mtbf)
@@ -114,12 +108,6 @@ def test_it_says_what_it_decided_once(caplog):
     )
 
 
-def test_a_worker_whose_death_is_what_is_planned_for_is_not_told_of_it(caplog):
-    with caplog.at_level(logging.INFO, "cpr_ext"):
-        observed(TargetPLS(0.02, mtbf_hours=28, num_shards=8), replace(START, num_shards=1))
-    assert len(caplog.records) == 1
-
-
 def test_it_warns_when_keeping_to_the_target_costs_more_than_full_recovery(caplog):
     schedule = TargetPLS(1e-5, mtbf_hours=28)
     with caplog.at_level(logging.WARNING, "cpr_ext"):
@@ -154,6 +142,7 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
         ({"total_samples": 5, "total_hours": 5}, "both set the job's length"),
         ({"shards_per_failure": 0}, "shards_per_failure is 0"),
         ({"reschedule_hours": -1}, "reschedule_hours -1"),
+        ({"num_shards": 0}, "num_shards is 0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_value(options, why):
@@ -191,16 +180,13 @@ def test_parity_never_makes_it_save_more_often_and_the_target_is_kept(target, mt
     assert expected.pls <= 1.01 * target
 
 
-def test_more_shards_per_failure_than_there_are_is_refused():
-    with pytest.raises(UsageError, match="at most all 8 shards"):
-        observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=9), START)
-
-
-def test_a_worker_that_holds_one_of_many_shards_plans_for_all_of_them() -> None:
+def test_a_worker_that_holds_one_of_many_shards_plans_for_all_of_them(caplog):
     """As one checkpointer that holds them all: the interval follows from the job's shards."""
     whole, worker = (TargetPLS(0.1, mtbf_hours=10), TargetPLS(0.1, mtbf_hours=10, num_shards=8))
-    for schedule, num_shards in ((whole, 8), (worker, 1)):
-        schedule.observe(RunCosts(num_shards=num_shards, fraction=0.125))
+    observed(whole, RunCosts(num_shards=8, fraction=0.125))
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(worker, RunCosts(num_shards=1, fraction=0.125))
+    assert len(caplog.records) == 1  # its death is what is planned for
     assert worker.interval_hours == whole.interval_hours
-    with pytest.raises(UsageError, match="num_shards is 0"):
-        TargetPLS(0.1, mtbf_hours=10, num_shards=0)
+    with pytest.raises(UsageError, match="at most all 8 shards"):
+        observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=9), START)

@@ -1,9 +1,11 @@
-"""A consumer of changed rows, as plain as can be."""
+"""Consumers: of changed rows, as plain as can be; and tables that a Subscriber keeps."""
 
 import torch
+from torch import nn
 
 from cpr_ext.wings.publishing import changed_rows
 from python_tests.helpers import same_bits
+from python_tests.wings.tools.maintenance.stores import TABLES, recovered
 
 
 class Consumer:
@@ -39,3 +41,25 @@ class Consumer:
                 if held is None or not same_bits(held, values.cpu()):
                     found.append(f"{table}/{name}")
         return found
+
+
+def served():
+    """Tables of a serving process, which has never trained."""
+    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
+
+
+def weights(tables):
+    return {name: module.weight.detach().clone() for name, module in tables.items()}
+
+
+def train_and_save(trained, steps=2):
+    trained.train(steps)
+    trained.checkpointer.save()
+    trained.checkpointer.wait()
+
+
+def assert_serves_what_recovery_restores(tables, trained):
+    trained.die()
+    _, rows, _ = recovered(trained.store.directory)
+    for name, arrays in rows.items():
+        assert same_bits(tables[name].weight.detach(), arrays["weight"]), name

@@ -42,18 +42,25 @@ def trained(tmp_path):
     found.die()
 
 
-def test_it_yields_only_rows_of_later_snapshots(trained):
-    consumer = consumer_of(trained)
-    consumer.follow(trained.store.directory)
+def test_it_yields_only_rows_of_later_snapshots(trained, monkeypatch):
+    store, consumer, windowed = trained.store.directory, consumer_of(trained), consumer_of(trained)
+    until = consumer.follow(store).until
+    assert list(changed_rows(store, until=until))
     train_rows(trained, [5, 600])
     save(trained)
-    changes = changed_rows(trained.store.directory, consumer.position)
+    with pytest.raises(PositionError, match="no longer"):
+        changed_rows(store, until=until)
+    changes = changed_rows(store, consumer.position)
     ids = torch.cat([b.row_ids for b in changes if b.table == "tables.big"]).tolist()
     assert {5, 600} <= set(ids)
     assert len(ids) == len(set(ids)) < 300
     assert not changes.is_copy
-    consumer.follow(trained.store.directory, on_gap="raise")
-    assert changed_rows(trained.store.directory, consumer.position).is_empty
+    consumer.follow(store, on_gap="raise")
+    assert changed_rows(store, consumer.position).is_empty
+    module = importlib.import_module("cpr_ext.wings.publishing.changed_rows")
+    monkeypatch.setattr(module, "WINDOW_ROWS", 7)
+    windowed.follow(store)
+    assert_same(windowed.tables, consumer.tables)
     assert_as_recovered(consumer, trained)
 
 
@@ -74,7 +81,7 @@ def reopen(trained):
         num_shards=3,
         schedule=cpr_ext.EverySteps(10**9),
         store=StoreOptions(None),
-        priority=cpr_ext.MostFrequentlyUsed(0.2),
+        priority=cpr_ext.MostFrequentlyUsed(0.1),
     )
     again.checkpointer.recover(mode="full")
     return again
@@ -96,26 +103,6 @@ def test_after_a_roll_back_a_copy_is_needed(trained):
     changes = consumer.follow(again.store.directory)
     assert changes.is_copy
     assert_as_recovered(consumer, again)
-
-
-def test_a_store_that_moved_on_is_no_longer_at_a_state(trained):
-    store = trained.store.directory
-    until = changed_rows(store).until
-    assert list(changed_rows(store, until=until))
-    trained.train(1)
-    save(trained)
-    with pytest.raises(PositionError, match="no longer"):
-        changed_rows(store, until=until)
-
-
-def test_windows_of_row_ids_change_nothing(trained, monkeypatch):
-    whole = consumer_of(trained)
-    whole.follow(trained.store.directory)
-    module = importlib.import_module("cpr_ext.wings.publishing.changed_rows")
-    monkeypatch.setattr(module, "WINDOW_ROWS", 7)
-    windowed = consumer_of(trained)
-    windowed.follow(trained.store.directory)
-    assert_same(windowed.tables, whole.tables)
 
 
 def test_a_position_of_another_store_is_refused(trained, tmp_path):
@@ -218,9 +205,7 @@ def _step(trained, op, directory, priority):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    ops=st.lists(st.tuples(st.sampled_from(OPS), st.booleans()), min_size=3, max_size=10),
-)
+@given(ops=st.lists(st.tuples(st.sampled_from(OPS), st.booleans()), min_size=3, max_size=10))
 def test_a_consumer_holds_what_recovery_restores(ops, tmp_path_factory):
     directory = tmp_path_factory.mktemp("store") / "s"
     priority = cpr_ext.MostFrequentlyUsed(0.2)

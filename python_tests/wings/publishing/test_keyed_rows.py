@@ -60,20 +60,26 @@ def recovered(directory, copy, *, states=False, **options):
     return {key: row if states else row[0] for key, row in job.rows().items()}
 
 
+def train_and_publish(job, tmp_path, steps):
+    job.train(steps)
+    job.ckpt.wait()
+    publish(tmp_path / "store", tmp_path / "rows")
+
+
 def of(keyed):
     held = keyed.key[keyed.key >= 0]
     return dict(zip(held.tolist(), keyed.rows(held).tolist(), strict=True))
 
 
-def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
+def test_an_evicted_id_is_gone_with_the_next_update_also_at_consumers_that_are_late_or_new(
+    tmp_path,
+):
     job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
-    keyed = KeyedRows(SLOTS, DIM)
-    subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
+    keyed, late, fresh = (KeyedRows(SLOTS, DIM) for _ in range(3))
+    subscriber, seldom = (Subscriber(tmp_path / "rows", {TABLE: rows}) for rows in (keyed, late))
     before, num_gone = set(), 0
-    for _ in range(6):
-        job.train(10)
-        job.ckpt.wait()
-        publish(tmp_path / "store", tmp_path / "rows")
+    for number in range(6):
+        train_and_publish(job, tmp_path, 10)
         applied = subscriber.poll()
         now = recovered(tmp_path / "store", tmp_path / "copy")
         assert of(keyed) == now
@@ -83,53 +89,31 @@ def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
         assert (keyed.slots_of(gone) == -1).all()
         assert not keyed.rows(gone).any()
         before, num_gone = now.keys(), num_gone + len(gone)
-    assert num_gone > 30
-    job.end()
-
-
-def test_a_consumer_that_missed_updates_or_was_restarted_has_the_same_rows(tmp_path):
-    job = KeyedJob(tmp_path / "store")
-    late = KeyedRows(SLOTS, DIM)
-    subscriber = Subscriber(tmp_path / "rows", {TABLE: late})
-    for number in range(6):
-        job.train(10)
-        job.ckpt.wait()
-        publish(tmp_path / "store", tmp_path / "rows")
         if number in (0, 3, 5):
-            subscriber.poll()
-    fresh = KeyedRows(SLOTS, DIM)
+            seldom.poll()
+    assert num_gone > 30
     Subscriber(tmp_path / "rows", {TABLE: fresh}).poll()
-    assert of(late) == of(fresh) == recovered(tmp_path / "store", tmp_path / "copy")
+    assert of(late) == of(fresh) == now
     job.end()
 
 
 @pytest.mark.parametrize("cut_off_after", [0, 1, 2])
-def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_off_after):
-    job = KeyedJob(tmp_path / "store", num_shards=2)
-    consumer = Dictionary()
+def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again_or_replaced(
+    tmp_path, cut_off_after
+):
+    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
+    consumer, replaced = Dictionary(), Dictionary()
     for number in range(6):
-        job.train(10)
+        job.train(10, new_ids=12)
         job.ckpt.wait()
         if number != 2:  # it was late
             consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
             consumer.follow(tmp_path / "store")
             consumer.follow(tmp_path / "store")
-        if number == 5:
-            expected = recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
-            assert consumer.rows == expected
-    job.end()
-
-
-def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
-    consumer, kept = Dictionary(), Dictionary()
-    for cut_off_after in (None, 1, 2, None):
-        job.train(10, new_ids=12)
-        job.ckpt.wait()
-        consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
-        kept.follow(tmp_path / "store")
-        assert cut_off_after is None or consumer.rows != kept.rows
-    assert consumer.rows == kept.rows
+        last = number == 5
+        replaced.follow(tmp_path / "store", cut_off_after=None if last else cut_off_after)
+    assert consumer.rows == recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
+    assert replaced.rows == consumer.rows  # by an update that came before it was applied again
     job.end()
 
 
@@ -187,14 +171,10 @@ def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
     job = KeyedJob(tmp_path / "store")
     keyed = KeyedRows(SLOTS, DIM)
     subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
-    job.train(10)
-    job.ckpt.wait()
-    publish(tmp_path / "store", tmp_path / "rows")
+    train_and_publish(job, tmp_path, 10)
     subscriber.poll()
     before, weight = keyed.key.clone(), keyed.weight.clone()
-    job.train(10)
-    job.ckpt.wait()
-    publish(tmp_path / "store", tmp_path / "rows")
+    train_and_publish(job, tmp_path, 10)
     newest = read_publication(tmp_path / "rows").updates[-1].files[0].file
     path = tmp_path / "rows" / newest
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -205,12 +185,9 @@ def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
     job.end()
 
 
-def test_keys_that_repeat_are_damage():
+def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
     with pytest.raises(DamageError, match=r"slots \[0, 2\] have the same keys"):
         gone_keys("t", torch.tensor([-1, -1, -1]), torch.tensor([5, -1, 5]))
-
-
-def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
     job = KeyedJob(tmp_path / "store")
     job.train(6)
     job.end()
@@ -236,9 +213,7 @@ def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(main, arguments)
         for number in range(1, 4):
-            job.train(20)
-            job.ckpt.wait()
-            publish(tmp_path / "store", tmp_path / "rows")
+            train_and_publish(job, tmp_path, 20)
             now = recovered(tmp_path / "store", tmp_path / "copy")
             gone = len(before - now.keys())
             expected += f"items: {len(now)} ids have a row, {gone} have none any more\n"

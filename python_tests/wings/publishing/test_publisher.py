@@ -17,7 +17,13 @@ from cpr_ext.wings.publishing.part_file import checksum_of
 from cpr_ext.wings.publishing.publication import FORMAT_NAME, INDEX_FILE
 from cpr_ext.wings.publishing.subscriber import put_rows
 from python_tests.helpers import Trained, assert_same, flip, same_bits
-from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.wings.publishing.consumers import (
+    assert_serves_what_recovery_restores,
+    served,
+    train_and_save,
+    weights,
+)
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 
 @pytest.fixture
@@ -30,24 +36,6 @@ def trained(tmp_path):
 @pytest.fixture
 def store(trained):
     return trained.store.directory
-
-
-def served():
-    """Tables of a serving process, which has never trained."""
-    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
-
-
-def train_and_save(trained, steps=2):
-    trained.train(steps)
-    trained.checkpointer.save()
-    trained.checkpointer.wait()
-
-
-def assert_serves_what_recovery_restores(tables, trained):
-    trained.die()
-    _, rows, _ = recovered(trained.store.directory)
-    for name, arrays in rows.items():
-        assert same_bits(tables[name].weight.detach(), arrays["weight"]), name
 
 
 def test_a_subscriber_follows_training(trained, store, tmp_path):
@@ -67,24 +55,9 @@ def test_a_subscriber_follows_training(trained, store, tmp_path):
         applied = subscriber.poll()
         assert (applied.number, applied.was_whole, applied.rows) == (number, False, report.rows)
     assert publish(store, tmp_path / "p").file_bytes == 0
-    assert_serves_what_recovery_restores(tables, trained)
-
-
-def test_a_new_subscriber_needs_no_past(trained, store, tmp_path):
-    publish(store, tmp_path / "p")
-    train_and_save(trained)
-    publish(store, tmp_path / "p", renew_after=100)
-    tables = served()
-    assert Subscriber(tmp_path / "p", tables).poll().number == 2
-    assert_serves_what_recovery_restores(tables, trained)
-
-
-def test_a_roll_back_reaches_the_subscriber(trained, store, tmp_path):
-    tables = served()
-    subscriber = Subscriber(tmp_path / "p", tables)
-    train_and_save(trained)
-    publish(store, tmp_path / "p")
-    subscriber.poll()
+    fresh = served()  # needs no past
+    assert Subscriber(tmp_path / "p", fresh).poll().number == 3
+    assert_same(weights(fresh), weights(tables))
     trained.checkpointer.recover(mode="full")
     assert publish(store, tmp_path / "p").rows > 0
     assert not subscriber.poll().was_whole
@@ -111,35 +84,29 @@ def test_a_failure_at_any_file_leaves_the_publication_as_it_was(trained, store, 
     assert publish(store, tmp_path / "p").number == 2
 
 
-def test_a_damaged_file_changes_no_row(trained, store, tmp_path):
+def test_a_damaged_file_or_index_changes_no_row(trained, store, tmp_path):
     publish(store, tmp_path / "p")
     tables = served()
     subscriber = Subscriber(tmp_path / "p", tables)
     subscriber.poll()
-    held = {name: module.weight.detach().clone() for name, module in tables.items()}
+    held = weights(tables)
     train_and_save(trained)
     publish(store, tmp_path / "p")
-    newest = read_publication(tmp_path / "p").updates[-1].files
-    path = tmp_path / "p" / newest[-1].file
+    path = tmp_path / "p" / read_publication(tmp_path / "p").updates[-1].files[-1].file
     flip(path, path.stat().st_size - 1)
     with pytest.raises(cpr_ext.DamageError, match=path.name):
         subscriber.poll()
-    assert_same({name: module.weight.detach() for name, module in tables.items()}, held)
     path.unlink()
     with pytest.raises(cpr_ext.DamageError, match="missing"):
         subscriber.poll()
-
-
-def test_a_damaged_index_is_refused(store, tmp_path):
-    publish(store, tmp_path / "p")
     index = tmp_path / "p" / INDEX_FILE
     document = json.loads(index.read_text())
     document["content"]["updates"][0]["files"][0]["file"] = "../store/MANIFEST.json"
     index.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    with pytest.raises(cpr_ext.DamageError):
-        Subscriber(tmp_path / "p", {}).poll()
-    with pytest.raises(cpr_ext.DamageError):
-        publish(store, tmp_path / "p")
+    for call in (Subscriber(tmp_path / "p", {}).poll, lambda: publish(store, tmp_path / "p")):
+        with pytest.raises(cpr_ext.DamageError):
+            call()
+    assert_same(weights(tables), held)
 
 
 def test_what_does_not_fit_is_refused(store, tmp_path):
@@ -171,22 +138,11 @@ def test_another_store_begins_anew_when_asked(store, tmp_path):
     assert subscriber.poll().was_whole
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
-def test_rows_of_every_dtype_are_put(dtype):
-    table = torch.zeros((5, 2), dtype=dtype)
-    put_rows(table, torch.tensor([3, 1]), torch.ones((2, 2), dtype=dtype))
-    assert table.to(torch.float64).tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0]]
-
-
-def test_the_command_publishes_and_says_what(trained, store, tmp_path, monkeypatch, capsys):
-    from cpr_ext.wings.cli.app import run
-
-    for expected in ("all rows for new consumers", "nothing was committed since"):
-        monkeypatch.setattr("sys.argv", ["cpr", "publish", str(store), "--to", str(tmp_path / "p")])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        assert not ended.value.code
-        assert expected in capsys.readouterr().out
+def test_rows_of_every_dtype_are_put():
+    for dtype in DTYPE_NAMES:
+        table = torch.zeros((5, 2), dtype=dtype)
+        put_rows(table, torch.tensor([3, 1]), torch.ones((2, 2), dtype=dtype))
+        assert table.to(torch.float64).tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0]]
 
 
 def test_a_publication_put_back_from_a_backup_is_noticed(trained, store, tmp_path, caplog):
@@ -216,51 +172,50 @@ def _edit(path, change):
     write_checksummed(path / INDEX_FILE, FORMAT_NAME, json.dumps(content))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.update(updates=[]),
-        lambda content: content["updates"][-1].update(number=0),
-        lambda content: content["updates"][-1].update(state="x"),
-        lambda content: content["updates"][-1].update(is_whole=False),
-        lambda content: content["updates"][-1]["files"].pop(),
-        lambda content: content["updates"][-1]["files"][0].update(table="another"),
-        lambda content: content["updates"][-1]["files"][0].update(rows=10**9),
-    ],
-)
-def test_an_index_that_lacks_what_it_needs_is_damage(trained, store, tmp_path, change):
-    publish(store, tmp_path / "p")
-    _edit(tmp_path / "p", change)
-    with pytest.raises(cpr_ext.DamageError, match=INDEX_FILE):
-        Subscriber(tmp_path / "p", served()).poll()
+CHANGES = [
+    lambda content: content.update(updates=[]),
+    lambda content: content["updates"][-1].update(number=0),
+    lambda content: content["updates"][-1].update(state="x"),
+    lambda content: content["updates"][-1].update(is_whole=False),
+    lambda content: content["updates"][-1]["files"].pop(),
+    lambda content: content["updates"][-1]["files"][0].update(table="another"),
+    lambda content: content["updates"][-1]["files"][0].update(rows=10**9),
+]
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {},
-        {"row_id": torch.zeros(1, dtype=torch.int64)},
-        {"row_id": torch.zeros(1), "weight": torch.zeros(1, 4)},
-        {"row_id": torch.zeros(1, 1, dtype=torch.int64), "weight": torch.zeros(1, 4)},
-        {"row_id": torch.full((1,), 700), "weight": torch.zeros(1, 4)},
-        {"row_id": torch.full((1,), -1), "weight": torch.zeros(1, 4)},
-        {"row_id": torch.zeros(1, dtype=torch.int64), "weight": torch.zeros(1, 4).double()},
-    ],
-)
-def test_a_file_without_rows_of_its_table_is_damage_and_changes_nothing(
-    trained, store, tmp_path, tensors
-):
+def test_an_index_that_lacks_what_it_needs_is_damage(store, tmp_path):
     publish(store, tmp_path / "p")
-    index = read_publication(tmp_path / "p")
-    [update] = index.updates
+    sound = (tmp_path / "p" / INDEX_FILE).read_bytes()
+    for change in CHANGES:
+        (tmp_path / "p" / INDEX_FILE).write_bytes(sound)
+        _edit(tmp_path / "p", change)
+        with pytest.raises(cpr_ext.DamageError, match=INDEX_FILE):
+            Subscriber(tmp_path / "p", served()).poll()
+
+
+_ID = torch.zeros(1, dtype=torch.int64)
+TENSORS = [
+    {},
+    {"row_id": _ID},
+    {"row_id": torch.zeros(1), "weight": torch.zeros(1, 4)},
+    {"row_id": _ID.reshape(1, 1), "weight": torch.zeros(1, 4)},
+    {"row_id": _ID + 700, "weight": torch.zeros(1, 4)},
+    {"row_id": _ID - 1, "weight": torch.zeros(1, 4)},
+    {"row_id": _ID, "weight": torch.zeros(1, 4).double()},
+]
+
+
+def test_a_file_without_rows_of_its_table_is_damage_and_changes_nothing(store, tmp_path):
+    publish(store, tmp_path / "p")
+    [update] = read_publication(tmp_path / "p").updates
     at = next(n for n, file in enumerate(update.files) if file.table == "tables.big")
-    path = tmp_path / "p" / update.files[at].file
-    path.write_bytes(save(tensors))
-    size = path.stat().st_size
-    changed = {"file_bytes": size, "crc32c": checksum_of(path, size)}
-    _edit(tmp_path / "p", lambda content: content["updates"][0]["files"][at].update(changed))
-    tables = served()
-    before = tables["tables.big"].weight.detach().clone()
-    with pytest.raises(cpr_ext.DamageError, match=path.name):
-        Subscriber(tmp_path / "p", {"tables.big": tables["tables.big"]}).poll()
-    assert same_bits(tables["tables.big"].weight.detach(), before)
+    path, bag = tmp_path / "p" / update.files[at].file, served()["tables.big"]
+    before = bag.weight.detach().clone()
+    for tensors in TENSORS:
+        path.write_bytes(save(tensors))
+        size = path.stat().st_size
+        changed = {"file_bytes": size, "crc32c": checksum_of(path, size)}
+        _edit(tmp_path / "p", lambda c, new=changed: c["updates"][0]["files"][at].update(new))
+        with pytest.raises(cpr_ext.DamageError, match=path.name):
+            Subscriber(tmp_path / "p", {"tables.big": bag}).poll()
+        assert same_bits(bag.weight.detach(), before)

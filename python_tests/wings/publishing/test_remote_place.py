@@ -4,15 +4,20 @@ from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 import pytest
-from torch import nn
 
 import cpr_ext
 from cpr_ext.wings.publishing import Subscriber, publish, read_publication
 from cpr_ext.wings.publishing.remote_place import RemotePlace
 from cpr_ext.wings.remote import RemoteError, range_reading
-from python_tests.helpers import assert_same, same_bits
+from python_tests.helpers import assert_same
+from python_tests.wings.publishing.consumers import (
+    assert_serves_what_recovery_restores,
+    served,
+    train_and_save,
+    weights,
+)
 from python_tests.wings.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
-from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.wings.tools.maintenance.stores import trained_store
 
 ADDRESS = "memory:///rows"
 
@@ -38,26 +43,6 @@ def at(objects):
 def objects():
     with at(MemoryObjects()) as found:
         yield found
-
-
-def served():
-    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
-
-
-def weights(tables):
-    return {name: module.weight.detach().clone() for name, module in tables.items()}
-
-
-def train_and_save(trained):
-    trained.train(1)
-    trained.checkpointer.save()
-    trained.checkpointer.wait()
-
-
-def recovered_weights(trained):
-    trained.die()
-    _, rows, _ = recovered(trained.store.directory)
-    return {name: arrays["weight"] for name, arrays in rows.items()}
 
 
 def test_a_subscriber_reads_only_its_own_tables(objects, trained):
@@ -122,27 +107,6 @@ def test_a_fault_at_any_request_of_a_poll_changes_no_row(trained):
     assert number > 4
 
 
-def test_of_two_publishers_one_wins_and_the_other_is_told(objects, trained):
-    store = trained.store.directory
-    publish(store, ADDRESS)
-    train_and_save(trained)
-    add_file, raced = RemotePlace.add_file, []
-
-    def slowly(self, file):
-        if not raced:
-            raced.append(True)
-            publish(store, ADDRESS)
-        add_file(self, file)
-
-    with (
-        patch.object(RemotePlace, "add_file", slowly),
-        pytest.raises(cpr_ext.StoreError, match="another process has published"),
-    ):
-        publish(store, ADDRESS)
-    assert Subscriber(ADDRESS, served()).poll().number == 2
-    assert publish(store, ADDRESS).number == 2
-
-
 def test_old_files_are_removed_and_a_late_subscriber_catches_up(objects, trained):
     tables = served()
     late = Subscriber(ADDRESS, tables)
@@ -156,31 +120,25 @@ def test_old_files_are_removed_and_a_late_subscriber_catches_up(objects, trained
     named = sum(len(update.files) for update in index.updates)
     assert named <= len(objects.list("files/")) < named + 20
     late.poll()
-    expected = recovered_weights(trained)
-    assert all(same_bits(found, expected[name]) for name, found in weights(tables).items())
-
-
-def test_an_address_that_holds_something_else_is_refused(objects, trained):
-    objects.held["objects/a"] = b"x"
-    with pytest.raises(cpr_ext.StoreError, match="is no publication"):
-        publish(trained.store.directory, ADDRESS)
-    assert list(objects.held) == ["objects/a"]
+    assert_serves_what_recovery_restores(tables, trained)
 
 
 def test_a_damaged_or_missing_file_is_named_and_changes_no_row(objects, trained):
     publish(trained.store.directory, ADDRESS)
     key = objects.list("files/")[0]
-    data = bytearray(objects.held[key])
-    data[-1] ^= 1
-    tables = served()
+    data, tables = objects.held[key], served()
     before = weights(tables)
-    for held in (bytes(data), bytes(data[:-1]), None):
-        objects.held[key] = held
+    for held in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], None):
+        objects.held |= {key: held}
         if held is None:
             del objects.held[key]
         with pytest.raises(cpr_ext.DamageError, match="files/"):
             Subscriber(ADDRESS, tables).poll()
         assert_same(weights(tables), before)
+    objects.held = {"objects/a": b"x"}
+    with pytest.raises(cpr_ext.StoreError, match="is no publication"):
+        publish(trained.store.directory, ADDRESS)
+    assert list(objects.held) == ["objects/a"]
 
 
 def test_a_publisher_that_slept_through_many_states_gets_an_error_and_removes_nothing(
@@ -206,7 +164,5 @@ def test_a_publisher_that_slept_through_many_states_gets_an_error_and_removes_no
     assert Subscriber(ADDRESS, tables).poll().number == 6
     train_and_save(trained)
     assert publish(store, ADDRESS, renew_after=100).number == 7
-    expected = recovered_weights(trained)
-    tables = served()
     Subscriber(ADDRESS, tables).poll()
-    assert_same(weights(tables), expected)
+    assert_serves_what_recovery_restores(tables, trained)

@@ -1,6 +1,7 @@
 """Objects in memory, and faults at any request for them."""
 
 import hashlib
+from functools import partial
 
 from cpr_ext.errors import RemoteError
 
@@ -57,6 +58,9 @@ class FaultyObjects:
         self.fault = fault
         self.count = 0
 
+    def __getattr__(self, name):
+        return partial(self._call, name)
+
     def _call(self, name, *arguments):
         number, self.count = self.count, self.count + 1
         call = getattr(self.objects, name)
@@ -74,21 +78,3 @@ class FaultyObjects:
         if self.fault == "answer lost":
             raise TimeoutError("timed out")
         raise Cut
-
-    def read_tagged(self, key):
-        return self._call("read_tagged", key)
-
-    def replace(self, key, data, tag):
-        return self._call("replace", key, data, tag)
-
-    def write(self, key, chunks):
-        return self._call("write", key, chunks)
-
-    def read(self, key, begin=0, end=None):
-        return self._call("read", key, begin, end)
-
-    def list(self, prefix):
-        return self._call("list", prefix)
-
-    def delete(self, key):
-        return self._call("delete", key)

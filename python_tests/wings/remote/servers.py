@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 
@@ -25,18 +26,23 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 
 
 @contextlib.contextmanager
-def s3_service():
-    """moto's server in this process; yields options without an address."""
+def s3_service(in_front=lambda application: application):
+    """moto's server in this process, behind a WSGI application; options without an address."""
     pytest.importorskip("obstore")
     moto = pytest.importorskip("moto.server")
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+    from werkzeug.serving import make_server
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    application = in_front(moto.DomainDispatcherApplication(moto.create_backend_app))
+    options = {"threaded": True, "request_handler": MotoRequestHandler}
+    server = make_server("127.0.0.1", 0, application, **options)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
     try:
         yield {
             "config": {
-                "aws_endpoint": f"http://{host}:{port}",
+                "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
                 "aws_region": "us-east-1",
                 "aws_access_key_id": "someone",
                 "aws_secret_access_key": SECRET,
@@ -44,25 +50,19 @@ def s3_service():
             "client_options": {"allow_http": True},
         }
     finally:
-        server.stop()
-
-
-def s3_client(service):
-    """A client that can do what a copy never does."""
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=service["config"]["aws_endpoint"],
-        region_name="us-east-1",
-        aws_access_key_id="someone",
-        aws_secret_access_key=SECRET,
-    )
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def empty_bucket(service):
     """Options of an address in S3 where nothing is."""
-    client = s3_client(service)
+    import boto3
+
+    given = {name.removeprefix("aws_"): value for name, value in service["config"].items()}
+    keys = {f"aws_{name}": given[name] for name in ("access_key_id", "secret_access_key")}
+    where = {"endpoint_url": given["endpoint"], "region_name": given["region"]}
+    client = boto3.client("s3", **where, **keys)
     client.create_bucket(Bucket="bucket")
     for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
         for entry in page.get("Contents", []):

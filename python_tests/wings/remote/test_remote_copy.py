@@ -13,12 +13,8 @@ import pytest
 
 import cpr_ext
 from cpr_ext import StoreOptions
-from cpr_ext.wings.remote import (
-    RemoteError,
-    RemoteOptions,
-    local_store,
-    remote_copy,
-)
+from cpr_ext.wings.cli.app import run
+from cpr_ext.wings.remote import RemoteError, RemoteOptions, local_store, remote_copy
 from cpr_ext.wings.remote.remote_copy import RemoteCopy
 from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.helpers import Trained, assert_same
@@ -37,21 +33,10 @@ class UnsteadyObjects(MemoryObjects):
 
     is_down = False
 
-    def replace(self, key, data, tag):
-        self._require_up()
-        return super().replace(key, data, tag)
-
-    def write(self, key, chunks):
-        self._require_up()
-        super().write(key, chunks)
-
-    def list(self, prefix):
-        self._require_up()
-        return super().list(prefix)
-
-    def _require_up(self):
-        if self.is_down:
+    def __getattribute__(self, name):
+        if name in ("replace", "write", "list") and self.is_down:
             raise RemoteError("503 Slow Down")
+        return super().__getattribute__(name)
 
 
 @pytest.fixture
@@ -108,19 +93,26 @@ def close_and_lose(trained):
 
 def test_a_new_machine_recovers_from_the_copy_alone(objects, tmp_path):
     trained = begin(tmp_path / "a")
+    for _ in range(3):
+        train_and_save(trained)
+    trained.checkpointer.recover(mode="full")  # the way back reaches the copy
     train_and_save(trained)
-    train_and_save(trained)
+    steps = trained.checkpointer.step_count
     rows = close_and_lose(trained)
+    named = newest_state(objects).checksums.keys()
+    assert {key for key in objects.held if key.startswith("objects/")} >= set(named)
     other = begin(tmp_path / "b", seed=9)
-    assert other.report.step == 4
+    assert other.report.step == steps
     assert_same(other.rows(), rows)
     train_and_save(other)
     assert other.checkpointer.store.origin.wait(30)
     status = other.checkpointer.remote_status()
-    assert (status.step, status.lag_seconds, status.lag_bytes, status.error) == (6, 0.0, 0, "")
+    assert (status.step, status.lag_seconds, status.lag_bytes, status.error) == (
+        *(steps + 2, 0.0, 0, ""),
+    )
     other.checkpointer.close()
     # The lost machine comes back with what it had.
-    assert newest_state(objects).step == 6
+    assert newest_state(objects).step == steps + 2
 
 
 def test_training_goes_on_while_the_service_is_down(objects, tmp_path):
@@ -223,20 +215,6 @@ def test_a_machine_that_took_over_continues_though_it_died_before_it_copied_anyt
             begin(tmp_path / lost)
 
 
-def test_roll_backs_reach_the_copy(objects, tmp_path):
-    trained = begin(tmp_path / "a")
-    for _ in range(3):
-        train_and_save(trained)
-    trained.checkpointer.recover(mode="full")
-    train_and_save(trained)
-    rows = close_and_lose(trained)
-    other = begin(tmp_path / "b", seed=9)
-    assert_same(other.rows(), rows)
-    other.checkpointer.close()
-    named = newest_state(objects).checksums.keys()
-    assert {key for key in objects.held if key.startswith("objects/")} >= set(named)
-
-
 def test_copying_keeps_to_its_bandwidth_and_close_ends_it(objects, tmp_path, caplog):
     remote = RemoteOptions("memory:///", bytes_per_second=1.0, wait_at_close_seconds=0.01)
     trained = begin(tmp_path / "a", remote=remote)
@@ -281,7 +259,12 @@ def test_a_copy_is_let_go_without_a_lock_and_copies_what_it_was_given(monkeypatc
     assert writer.copied == ["a", "b"]
 
 
-def test_secrets_are_not_shown():
+ADDRESSES = ("s3://bucket/run#1", "s3://bucket/a%2Fb", "s3://bucket/a\nb", "s3://bucket/a\tb")
+ADDRESSES += ("s3://bucket/a\\b", "s3://bucket/job ", "s3://bucket//job", "s3://bucket/../job")
+ADDRESSES += ("s3://bucket/./job", "file:///tmp/x/../y")
+
+
+def test_secrets_are_not_shown_and_an_address_that_a_parser_would_change_is_refused():
     options = RemoteOptions("s3://bucket/job", config={"aws_secret_access_key": "hush"})
     assert "hush" not in repr(options)
     for address in ("s3://me:hush@bucket/job", "az://account/c?sig=hush"):
@@ -290,40 +273,34 @@ def test_secrets_are_not_shown():
         assert "hush" not in str(raised.value)
     with pytest.raises(cpr_ext.UsageError, match="s3://"):
         RemoteOptions("runs/a")
+    for address in ADDRESSES:
+        with pytest.raises(cpr_ext.UsageError, match=r"same place|one place"):
+            RemoteOptions(address)
 
 
-def test_the_state_of_an_address_is_read_into_a_directory(tmp_path):
+def test_the_tools_take_an_address(tmp_path, monkeypatch, capsys):
     address = f"file://{tmp_path / 'remote'}"
     trained = begin(tmp_path / "a", remote=RemoteOptions(address))
     train_and_save(trained)
     rows = close_and_lose(trained)
-    with local_store(address) as directory:
-        reader = Trained(directory, SMALL, seed=3, **OPTIONS)
-        reader.checkpointer.recover()
-        assert_same(reader.rows(), rows)
-        reader.die()
-
-
-def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
-    from cpr_ext.wings.cli.app import run
-
-    trained = begin(tmp_path / "a")
-    train_and_save(trained)
-    trained.checkpointer.close()
-    monkeypatch.setattr("cpr_ext.wings.remote.opening.open_objects", lambda options: objects)
     for arguments, expected in [
-        (["inspect"], "memory:///: 2 tables"),
-        (["verify", "--quiet"], "memory:///: no damage"),
-        (["inspect", "--json"], '"store": "memory:///"'),
+        (["inspect"], f"{address}: 2 tables"),
+        (["verify", "--quiet"], f"{address}: no damage"),
+        (["inspect", "--json"], f'"store": "{address}"'),
         (["export", str(tmp_path / "out")], "model.safetensors"),
     ]:
-        monkeypatch.setattr("sys.argv", ["cpr", arguments[0], "memory:///", *arguments[1:]])
+        monkeypatch.setattr("sys.argv", ["cpr", arguments[0], address, *arguments[1:]])
         with pytest.raises(SystemExit) as ended:
             run()
         assert not ended.value.code
         assert expected in capsys.readouterr().out
     (exported,) = json.loads((tmp_path / "out" / "export.json").read_text())["stores"]
-    assert exported["store"] == "memory:///"
+    assert exported["store"] == address
+    with local_store(address) as directory:
+        reader = Trained(directory, SMALL, seed=3, **OPTIONS)
+        reader.checkpointer.recover()
+        assert_same(reader.rows(), rows)
+        reader.die()
 
 
 def test_a_report_says_where_the_state_came_from_and_how_old_it_was(objects, tmp_path, caplog):

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.wings.publishing import Subscriber, publish
 from cpr_ext.wings.remote import RemoteError, RemoteOptions, open_objects
 from cpr_ext.wings.remote import objects as remote_objects
 from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.wings.remote.servers import SECRET, empty_bucket, s3_service
-from python_tests.wings.remote.test_remote_copy import begin, train_and_save
+from python_tests.wings.remote.test_remote_copy import begin
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +26,19 @@ def options(service):
     return empty_bucket(service)
 
 
-def test_a_subscriber_follows_through_s3(options, tmp_path):
-    trained = begin(tmp_path / "a")
-    place = replace(options, address="s3://bucket/rows")
-    bags = {"tables.big": nn.EmbeddingBag(60, 4)}
-    subscriber = Subscriber(place, bags)
-    for number in (1, 2):
-        train_and_save(trained)
-        assert publish(tmp_path / "a", place).number == number
-        assert subscriber.poll().number == number
-    assert SECRET not in open_objects(place).read("HEAD").decode()
-    trained.checkpointer.recover()
-    assert torch.equal(bags["tables.big"].weight, trained.model.tables["big"].weight)
-    trained.checkpointer.close()
+def test_a_bucket_that_does_not_exist_or_is_refused_is_named_without_secrets(
+    options, service, tmp_path
+):
+    def refused():
+        raise RuntimeError("the role is gone")
 
-
-def test_a_bucket_that_does_not_exist_is_named_without_secrets(options, service, tmp_path):
-    missing = RemoteOptions("s3://nowhere/job", **service)
-    with pytest.raises(RemoteError, match="NoSuchBucket") as raised:
-        begin(tmp_path / "a", remote=missing)
-    assert SECRET not in str(raised.value)
+    for remote, words in (
+        (RemoteOptions("s3://nowhere/job", **service), "NoSuchBucket"),
+        (replace(options, config={}, credential_provider=refused), "the role is gone"),
+    ):
+        with pytest.raises(RemoteError, match=words) as raised:
+            begin(tmp_path / "a", remote=remote)
+        assert SECRET not in str(raised.value)
     begin(tmp_path / "a", remote=options).checkpointer.close()
 
 
@@ -86,11 +78,3 @@ def started(model, directory, options):
     checkpointer.recover()
     yield checkpointer
     checkpointer.close()
-
-
-def test_without_credentials_the_error_names_the_request(options, tmp_path):
-    def refused():
-        raise RuntimeError("the role is gone")
-
-    with pytest.raises(RemoteError, match="the role is gone"):
-        begin(tmp_path / "a", remote=replace(options, config={}, credential_provider=refused))

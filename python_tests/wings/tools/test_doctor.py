@@ -13,11 +13,15 @@ from cpr_ext.errors import UsageError
 from cpr_ext.wings.tools import doctor
 
 
-def test_this_environment_is_sound():
+def test_this_machine_and_environment_are_examined(tmp_path):
     assert doctor.check_python().status in ("ok", "note")
     assert doctor.check_torch().status in ("ok", "note")
     check = doctor.check_native()
     assert (check.status, check.found.startswith(cpr_ext.__version__)) == ("ok", True)
+    assert doctor.check_cpu().found
+    assert doctor.check_cuda().found
+    assert "direct I/O" in doctor.check_disk(tmp_path).found
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -31,39 +35,25 @@ def test_a_torch_is_judged_by_its_version(monkeypatch, version, status):
     assert bool(check.remedy) == (status != "ok")
 
 
-def test_a_torch_that_cannot_be_imported_is_wrong(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    check = doctor.check_torch()
-    assert check.status == "wrong"
-    assert "torch cannot be imported" in check.found
-    assert "pip install" in check.remedy
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "status", "words"),
-    [
+def test_what_does_not_load_or_has_two_versions_is_told_with_the_remedy(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "version_of", lambda name: "0.0.9")
+        check = doctor.check_native()
+        assert (check.status, "pip says 0.0.9" in check.found) == ("note", True)
+    for module, examine, remedy in (
+        ("torch", doctor.check_torch, "pip install"),
+        ("cpr_ext._native", doctor.check_native, "pip install ."),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        check = examine()
+        assert (check.status, remedy in check.remedy) == ("wrong", True)
+    for attribute, value, status, words in (
         ("machine", "aarch64", "note", "portable code runs"),
         ("system", "Windows", "wrong", "use Linux"),
-    ],
-)
-def test_other_systems(monkeypatch, attribute, value, status, words):
-    monkeypatch.setattr(doctor.platform, attribute, lambda: value)
-    check = doctor.check_python()
-    assert (check.status, words in check.remedy) == (status, True)
-
-
-def test_a_native_core_that_does_not_load_is_wrong(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cpr_ext._native", None)
-    check = doctor.check_native()
-    assert check.status == "wrong"
-    assert "pip install ." in check.remedy
-
-
-def test_two_versions_are_noted(monkeypatch):
-    monkeypatch.setattr(doctor, "version_of", lambda name: "0.0.9")
-    check = doctor.check_native()
-    assert check.status == "note"
-    assert "pip says 0.0.9" in check.found
+    ):
+        monkeypatch.setattr(doctor.platform, attribute, lambda value=value: value)
+        check = doctor.check_python()
+        assert (check.status, words in check.remedy) == (status, True)
 
 
 def native(*, has_cuda=True, sets=("portable", "avx512"), devices=1):
@@ -127,11 +117,6 @@ def test_cuda(monkeypatch, of_torch, found, has_gpu, status, words):
     assert bool(check.remedy) == (status != "ok")
 
 
-def test_this_machine_can_be_examined():
-    assert doctor.check_cpu().found
-    assert doctor.check_cuda().found
-
-
 @pytest.mark.parametrize(
     ("refused", "status", "words"),
     [
@@ -154,11 +139,6 @@ def test_direct_io_is_tried(tmp_path, monkeypatch, refused, status, words):
     check = doctor.check_disk(tmp_path)
     assert (check.status, words in check.found) == (status, True)
     assert bool(check.remedy) == (status != "ok")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_this_disk_is_tried(tmp_path):
-    assert "direct I/O" in doctor.check_disk(tmp_path).found
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,15 +1,13 @@
 """Small data sets in the formats of the real ones."""
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """The models here are so small that more threads wait for each other most of the time."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -17,17 +15,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def _criteo_line(generator: random.Random) -> bytes:
+def _criteo_line(generator):
     integers = [generator.choice(["", str(generator.randrange(-2, 900))]) for _ in range(13)]
     categories = [generator.choice(["", f"{generator.getrandbits(32):08x}"]) for _ in range(26)]
     return "\t".join([generator.choice("01"), *integers, *categories]).encode()
 
 
 @pytest.fixture(scope="session")
-def criteo_lines() -> Callable[[int], list[bytes]]:
+def criteo_lines():
     """Makes so many well-formed lines, without line ends; always the same."""
 
-    def make(num_lines: int) -> list[bytes]:
+    def make(num_lines):
         generator = random.Random(7)
         return [_criteo_line(generator) for _ in range(num_lines)]
 
@@ -35,7 +33,7 @@ def criteo_lines() -> Callable[[int], list[bytes]]:
 
 
 @pytest.fixture
-def criteo_file(tmp_path: Path, criteo_lines: Callable[[int], list[bytes]]) -> Path:
+def criteo_file(tmp_path, criteo_lines):
     """A well-formed train.txt of 4,000 lines."""
     file = tmp_path / "train.txt"
     file.write_bytes(b"\n".join(criteo_lines(4000)) + b"\n")
@@ -43,7 +41,7 @@ def criteo_file(tmp_path: Path, criteo_lines: Callable[[int], list[bytes]]) -> P
 
 
 @pytest.fixture
-def movietweetings_folder(tmp_path: Path) -> Path:
+def movietweetings_folder(tmp_path):
     """Five movies and 200 ratings, out of chronological order."""
     folder = tmp_path / "movietweetings"
     folder.mkdir()

@@ -1,31 +1,28 @@
 import gzip
 import re
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import DataError, UsageError
-from cpr_ext.wings.lab.dlrm.batch import Batch
-from cpr_ext.wings.lab.dlrm.criteo import Criteo
+from cpr_ext.wings.lab.dlrm.criteo import Criteo, parse_column
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 
-Lines = Callable[[int], list[bytes]]
 TINY = find_preset("tiny").criteo_num_embeddings
 LARGE = (2**32,) * 26  # hashing to so many rows changes no category
 
 
-def write(file: Path, lines: Iterable[bytes]) -> Path:
+def write(file, lines):
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     return file
 
 
-def flat(batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def flat(batches):
     """Dense (n, 13), indices (26, n), labels (n,) of all batches."""
     parts = [(b.dense, torch.stack(b.indices), b.labels) for b in batches]
     return (
@@ -35,13 +32,13 @@ def flat(batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     )
 
 
-def plain_sample(line: bytes) -> tuple[list[float], list[int], float]:
+def plain_sample(line):
     label, *fields = line.split(b"\t")
     dense = [np.log1p(max(int(field or b"0"), 0)) for field in fields[:13]]
     return dense, [int(field or b"0", 16) for field in fields[13:]], float(label)
 
 
-def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> None:
+def test_samples_are_those_of_the_lines(tmp_path, criteo_lines):
     lines = criteo_lines(2000)
     source = Criteo(write(tmp_path / "train.txt", lines), LARGE)
     is_test = np.arange(2000) // 256 % 7 == 6
@@ -56,7 +53,7 @@ def test_samples_are_those_of_the_lines(tmp_path: Path, criteo_lines: Lines) -> 
         assert labels.tolist() == [sample[2] for sample in expected]
 
 
-def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> None:
+def test_compressed_file_gives_the_same(tmp_path, criteo_file):
     # Two members, as of concatenated archives.
     text = criteo_file.read_bytes()
     middle = text.index(b"\n", len(text) // 2) + 1
@@ -68,7 +65,7 @@ def test_compressed_file_gives_the_same(tmp_path: Path, criteo_file: Path) -> No
     assert all(map(torch.equal, plain, compressed))
 
 
-def test_last_of_several_days_is_for_testing(tmp_path: Path, criteo_lines: Lines) -> None:
+def test_last_of_several_days_is_for_testing(tmp_path, criteo_lines):
     lines = criteo_lines(900)
     for day, name in enumerate(("day_0", "day_1", "day_2")):
         write(tmp_path / name, lines[300 * day : 300 * (day + 1)])
@@ -104,8 +101,8 @@ GOOD_TAIL = b"\t".join([b"1"] * 13 + [b"a"] * 26)
     ],
 )
 def test_malformed_input_is_counted_once_however_often_it_is_read(
-    tmp_path: Path, criteo_lines: Lines, bad: bytes, warning: str, is_kept: bool
-) -> None:
+    tmp_path, criteo_lines, bad, warning, is_kept
+):
     lines = [*criteo_lines(1900), bad, bad, *criteo_lines(100)]
     source = Criteo(write(tmp_path / "train.txt", lines), TINY)
     for _ in range(2):
@@ -125,9 +122,7 @@ def test_malformed_input_is_counted_once_however_often_it_is_read(
     ],
 )
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_a_file_without_a_valid_line_is_an_error(
-    tmp_path: Path, line: bytes, words: str, side: str
-) -> None:
+def test_a_file_without_a_valid_line_is_an_error(tmp_path, line, words, side):
     source = Criteo(write(tmp_path / "train.txt", [line] * 300), TINY)
     batches = source.train_batches(10) if side == "train" else source.test_batches(10)
     with pytest.raises(DataError, match=f"train.txt: no valid line: {words}") as raised:
@@ -147,7 +142,7 @@ LINE = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(LINE, min_size=1, max_size=6))
-def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> None:
+def test_any_line_is_a_sample_or_counted(tmp_path, lines):
     first = b"0\t" + GOOD_TAIL
     file = write(tmp_path / "train.txt", [first, *lines])
     source = Criteo(file, TINY, test_path=file)
@@ -159,37 +154,56 @@ def test_any_line_is_a_sample_or_counted(tmp_path: Path, lines: list[bytes]) -> 
     assert len(labels) + sum(skipped) == 1 + len(lines)
 
 
-def test_truncated_archive_is_named(tmp_path: Path, criteo_file: Path) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, criteo_file, monkeypatch):
     whole = gzip.compress(criteo_file.read_bytes())
-    file = tmp_path / "day_0.gz"
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"day_0\.gz: cannot be read as a Criteo log"):
-        list(Criteo(file, TINY).train_batches(100))
-
-
-def test_archive_of_nothing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(DataError, match=r"day_0\.gz.*Empty"):
-        list(Criteo(tmp_path, TINY).train_batches(100))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_embeddings": (5,) * 25}, "26 tables"),
-        ({"num_embeddings": (5,) * 25 + (0,)}, "26 tables"),
-    ],
-)
-def test_impossible_settings_are_refused(
-    criteo_file: Path, arguments: dict[str, object], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Criteo(criteo_file, **({"num_embeddings": TINY} | arguments))
-
-
-def test_missing_pyarrow_names_the_remedy(
-    criteo_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for content, words in (
+        (whole[: len(whole) // 2], r"day_0\.gz: cannot be read as a Criteo log"),
+        (gzip.compress(b""), r"day_0\.gz.*Empty"),
+    ):
+        (tmp_path / "day_0.gz").write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            list(Criteo(tmp_path / "day_0.gz", TINY).train_batches(100))
+    for sizes in ((5,) * 25, (5,) * 25 + (0,)):
+        with pytest.raises(UsageError, match="26 tables"):
+            Criteo(criteo_file, sizes)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
         next(Criteo(criteo_file, TINY).train_batches(100))
+
+
+# --- fields ---
+
+FIELDS = st.one_of(
+    st.just(b""),
+    st.binary(max_size=12),
+    st.integers(-(10**19), 10**19).map(lambda value: str(value).encode()),
+    st.integers(0, 2**34).map(lambda value: f"{value:08x}".encode()),
+    st.sampled_from([b"-", b"--1", b"+1", b"1_0", b" 1", b"FFFFFFFF", b"-ff", "٣".encode()]),
+)
+
+
+def plain_number(text, base):
+    digits = b"0123456789" if base == 10 else b"0123456789abcdefABCDEF"
+    body = text[1:] if base == 10 and text.startswith(b"-") else text
+    limit = 18 if base == 10 else 8
+    if not 1 <= len(body) <= limit or any(byte not in digits for byte in body):
+        return None
+    return int(text, base)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(FIELDS, max_size=3),
+    fields=st.lists(FIELDS, min_size=1, max_size=8),
+    base=st.sampled_from([10, 16]),
+)
+def test_columns_are_parsed_like_one_field_at_a_time(before, fields, base):
+    # A slice, so that neither the offsets nor the data begin where their buffers do.
+    column = pyarrow.array([*before, *fields], type=pyarrow.binary())[len(before) :]
+    values, is_missing, is_malformed = parse_column(column, base)
+    expected = [plain_number(field, base) for field in fields]
+    assert is_missing.tolist() == [field == b"" for field in fields]
+    assert is_malformed.tolist() == [
+        field != b"" and number is None for field, number in zip(fields, expected, strict=True)
+    ]
+    assert values.tolist() == [number or 0 for number in expected]

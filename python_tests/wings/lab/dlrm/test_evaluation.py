@@ -16,7 +16,7 @@ SAMPLES = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(SAMPLES)
-def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, float]]) -> None:
+def test_auc_is_the_share_of_pairs_in_the_right_order(samples):
     positive = [score for label, score in samples if label]
     negative = [score for label, score in samples if not label]
     got = auc([label for label, _ in samples], [score for _, score in samples])
@@ -29,29 +29,19 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, f
 
 @settings(max_examples=60, deadline=None)
 @given(SAMPLES)
-def test_logloss_is_the_binary_cross_entropy_of_the_logits(
-    samples: list[tuple[int, float]],
-) -> None:
+def test_logloss_is_the_binary_cross_entropy_of_the_logits(samples):
     labels = torch.tensor([float(label) for label, _ in samples])
     logits = torch.tensor([logit for _, logit in samples], dtype=torch.float64)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.double())
     assert logloss(labels, logits) == pytest.approx(expected.item(), rel=1e-5, abs=1e-9)
 
 
-def test_no_samples_give_nan() -> None:
+def test_no_samples_or_one_class_give_nan_and_a_missing_package_its_remedy(monkeypatch):
     assert math.isnan(auc([], []))
     assert math.isnan(logloss([], []))
-
-
-def test_one_class_gives_nan_auc_but_a_logloss() -> None:
     assert math.isnan(auc([1.0, 1.0], [0.2, 0.9]))
     assert logloss([1.0, 1.0], [0.0, 0.0]) == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("metric", [auc, logloss])
-def test_missing_scikit_learn_names_the_remedy(
-    metric: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
-        metric([0, 1], [0.1, 0.2])
+    for metric in (auc, logloss):
+        with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
+            metric([0, 1], [0.1, 0.2])

@@ -25,24 +25,14 @@ def test_a_planned_failure_is_read_as_it_is_written(step, shards):
     assert parse_failure(text, num_shards=8) == PlannedFailure(step, tuple(sorted(shards)))
 
 
-def test_a_shard_named_twice_is_lost_once():
+def test_a_shard_named_twice_is_lost_once_and_any_other_form_is_refused():
     assert parse_failure("3:1+1+0", num_shards=2) == PlannedFailure(3, (0, 1))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "3", "3:", ":1", "3:1,2", "-1:0", "3:-1", "a:0", "3:0+", "\u0663:0"]
-)
-def test_any_other_form_is_refused_with_an_example(text):
-    with pytest.raises(UsageError, match=r"write STEP:SHARD\[\+SHARD\.\.\.\], for example 800:0"):
-        parse_failure(text, num_shards=2)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"), [("0:1", "steps count from 1"), ("5:2", "no shard 2; with 2 shards")]
-)
-def test_steps_and_shards_that_do_not_exist_are_refused(text, told):
-    with pytest.raises(UsageError, match=told):
-        parse_failure(text, num_shards=2)
+    example = r"write STEP:SHARD\[\+SHARD\.\.\.\], for example 800:0"
+    wrong = ["", "3", "3:", ":1", "3:1,2", "-1:0", "3:-1", "a:0", "3:0+", "\u0663:0"]
+    refused = {**dict.fromkeys(wrong, example), "0:1": "steps count from 1"}
+    for text, told in {**refused, "5:2": "no shard 2; with 2 shards"}.items():
+        with pytest.raises(UsageError, match=told):
+            parse_failure(text, num_shards=2)
 
 
 @pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))

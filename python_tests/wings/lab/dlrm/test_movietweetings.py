@@ -1,5 +1,4 @@
 import gzip
-from pathlib import Path
 
 import pytest
 
@@ -9,14 +8,14 @@ from cpr_ext.wings.lab.dlrm.movietweetings import MovieTweetings
 GOOD = "1::10::8::1400000000\n"
 
 
-def write(folder: Path, ratings: str, movies: str = "10::One (1999)::Drama\n") -> Path:
+def write(folder, ratings, movies="10::One (1999)::Drama\n"):
     folder.mkdir(exist_ok=True)
     (folder / "ratings.dat").write_text(ratings)
     (folder / "movies.dat").write_text(movies)
     return folder
 
 
-def test_samples_are_those_of_the_files(tmp_path: Path) -> None:
+def test_samples_are_those_of_the_files(tmp_path):
     write(
         tmp_path,
         "7::20::7::7200\n3::10::8::3600\n3::30::10::90000\n",
@@ -36,7 +35,7 @@ def test_samples_are_those_of_the_files(tmp_path: Path) -> None:
     assert [rows.tolist() for rows in test.indices] == [[0], [2], [2], [1], [1]]
 
 
-def test_bags_of_genres_hold_each_samples_own(movietweetings_folder: Path) -> None:
+def test_bags_of_genres_hold_each_samples_own(movietweetings_folder):
     genres = {10: [1, 2], 20: [], 30: [2], 40: [0, 1, 2]}  # of Action, Comedy, Drama
     movies = sorted(genres)
     for batch in MovieTweetings(movietweetings_folder).train_batches(50, seed=2):
@@ -46,7 +45,7 @@ def test_bags_of_genres_hold_each_samples_own(movietweetings_folder: Path) -> No
             assert bag.tolist() == genres[movies[movie]]
 
 
-def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path: Path) -> None:
+def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path):
     # One rating an hour, so that the hour names the rating.
     lines = [f"1::10::9::{3600 * hour}\n" for hour in range(20)]
     source = MovieTweetings(write(tmp_path, "".join(reversed(lines))))
@@ -71,15 +70,13 @@ def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path: Path) -> N
         ("1::10::8::999999999999999", "a time after the year 9999"),
     ],
 )
-def test_malformed_ratings_are_skipped_and_reported(tmp_path: Path, line: str, reason: str) -> None:
+def test_malformed_ratings_are_skipped_and_reported(tmp_path, line, reason):
     source = MovieTweetings(write(tmp_path, GOOD * 10 + f"{line}\n" * 2 + GOOD))
     assert source.warnings() == [f"ratings.dat: 2 lines skipped: {reason}"]
     assert source.num_train_samples == 11 * 9 // 10
 
 
-def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(
-    tmp_path: Path,
-) -> None:
+def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(tmp_path):
     movies = "10::One (1999)::Drama\n10::Again (2000)::Comedy\nx::Two (1999)::\n30\n"
     source = MovieTweetings(write(tmp_path, GOOD * 10 + "2::99::3::1400000000\n" * 3, movies))
     assert source.num_train_samples == 11
@@ -92,26 +89,21 @@ def test_malformed_and_missing_movies_are_reported_and_their_ratings_kept(
     ]
 
 
-@pytest.mark.parametrize("missing", ["ratings.dat", "movies.dat"])
-def test_missing_file_is_named_with_the_remedy(movietweetings_folder: Path, missing: str) -> None:
-    (movietweetings_folder / missing).unlink()
-    with pytest.raises(DataError, match=rf"{missing}: no such file.*sidooms/MovieTweetings"):
-        MovieTweetings(movietweetings_folder)
-
-
-def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere/ratings\.dat: no such file"):
-        MovieTweetings(tmp_path / "nowhere")
-
-
-def test_no_well_formed_rating_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_with_the_remedy(movietweetings_folder):
+    folder = movietweetings_folder
+    ratings, movies = ((folder / name).read_bytes() for name in ("ratings.dat", "movies.dat"))
+    (folder / "movies.dat").unlink()
+    with pytest.raises(DataError, match=r"movies\.dat: no such file.*sidooms/MovieTweetings"):
+        MovieTweetings(folder)
+    (folder / "movies.dat").write_bytes(movies)
+    (folder / "ratings.dat").write_text("nonsense\n")
     with pytest.raises(DataError, match=r"ratings\.dat has no well-formed line"):
-        MovieTweetings(write(tmp_path, "nonsense\n"))
-
-
-def test_truncated_archive_is_named(movietweetings_folder: Path) -> None:
-    whole = gzip.compress((movietweetings_folder / "ratings.dat").read_bytes())
-    (movietweetings_folder / "ratings.dat").unlink()
-    (movietweetings_folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
+        MovieTweetings(folder)
+    (folder / "ratings.dat").unlink()
+    for place in (folder, folder / "nowhere"):
+        with pytest.raises(DataError, match=r"ratings\.dat: no such file"):
+            MovieTweetings(place)
+    whole = gzip.compress(ratings)
+    (folder / "ratings.dat.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"ratings\.dat\.gz: cannot be read"):
-        MovieTweetings(movietweetings_folder)
+        MovieTweetings(folder)

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_every_parameter_has_one_optimizer_and_moves(name: Any, expected: type) -> None:
+def test_every_parameter_has_one_optimizer_and_moves(name, expected):
     source = Synthetic((50, 20, 3), num_samples=1000)
     model = DLRM.from_preset(find_preset("tiny"), source)
     tables, dense = build_optimizers(model, Hyperparameters(table_optimizer=name, table_lr=0.3))
@@ -48,6 +46,6 @@ def test_every_parameter_has_one_optimizer_and_moves(name: Any, expected: type) 
         ({"epochs": -1}, "epochs is -1"),
     ],
 )
-def test_settings_that_cannot_train_are_refused(change: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_train_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
         Hyperparameters(**change)

@@ -7,9 +7,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 
 
-def plain_loop(
-    weight: torch.Tensor, gradients: list[torch.Tensor], lr: float, eps: float, first: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def plain_loop(weight, gradients, lr, eps, first):
     """The formula, a row at a time, in double precision."""
     weight = weight.double().clone()
     row_sum = torch.full((weight.shape[0],), first, dtype=torch.float64)
@@ -21,16 +19,14 @@ def plain_loop(
     return weight, row_sum
 
 
-def lookups_gradient(rows: list[int], num_rows: int, dim: int, seed: int) -> torch.Tensor:
+def lookups_gradient(rows, num_rows, dim, seed):
     """An uncoalesced sparse gradient: a row may occur more than once, or not at all."""
     values = torch.randn(len(rows), dim, generator=torch.Generator().manual_seed(seed))
     indices = torch.tensor(rows, dtype=torch.int64).reshape(1, -1)
     return torch.sparse_coo_tensor(indices, values, (num_rows, dim), check_invariants=True)
 
 
-def train(
-    weight: torch.Tensor, gradients: list[torch.Tensor], **settings: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def train(weight, gradients, **settings):
     parameter = torch.nn.Parameter(weight.clone())
     optimizer = RowWiseAdagrad([parameter], **settings)
     for gradient in gradients:
@@ -47,25 +43,19 @@ def train(
     lr=st.floats(0.0, 1.0),
     first=st.sampled_from([0.0, 0.1]),
 )
-def test_updates_equal_a_plain_loop(
-    steps: list[list[int]], dim: int, is_sparse: bool, lr: float, first: float
-) -> None:
+def test_updates_equal_a_plain_loop(steps, dim, is_sparse, lr, first):
     weight = torch.randn(7, dim, generator=torch.Generator().manual_seed(9))
     gradients = [lookups_gradient(rows, 7, dim, seed) for seed, rows in enumerate(steps)]
     dense = [gradient.to_dense() for gradient in gradients]
     got_weight, got_sum = train(
-        weight,
-        gradients if is_sparse else dense,
-        lr=lr,
-        eps=1e-4,
-        initial_accumulator_value=first,
+        weight, gradients if is_sparse else dense, lr=lr, eps=1e-4, initial_accumulator_value=first
     )
     weight_expected, sum_expected = plain_loop(weight, dense, lr, 1e-4, first)
     torch.testing.assert_close(got_weight.double(), weight_expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got_sum.double(), sum_expected, rtol=1e-5, atol=1e-6)
 
 
-def test_state_is_one_float32_per_row_before_the_first_step() -> None:
+def test_state_is_one_float32_per_row_before_the_first_step():
     parameter = torch.nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16))
     state = RowWiseAdagrad([parameter], initial_accumulator_value=0.5).state[parameter]
     assert set(state) == {"sum"}
@@ -73,7 +63,7 @@ def test_state_is_one_float32_per_row_before_the_first_step() -> None:
     assert state["sum"].tolist() == [0.5] * 6
 
 
-def test_each_group_has_its_own_learning_rate_and_none_gradients_are_skipped() -> None:
+def test_each_group_has_its_own_learning_rate_and_none_gradients_are_skipped():
     slow, fast, idle = (torch.nn.Parameter(torch.zeros(1, 1)) for _ in range(3))
     optimizer = RowWiseAdagrad(
         [{"params": [slow, idle]}, {"params": [fast], "lr": 1.0}], lr=0.1, eps=1e-12
@@ -93,11 +83,8 @@ def test_each_group_has_its_own_learning_rate_and_none_gradients_are_skipped() -
         ({"initial_accumulator_value": -1.0}, "initial_accumulator_value is -1.0"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         RowWiseAdagrad([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
-
-
-def test_parameter_that_is_no_table_is_refused() -> None:
     with pytest.raises(UsageError, match=r"got shape \(3,\)"):
         RowWiseAdagrad([torch.nn.Parameter(torch.zeros(3))])

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -55,17 +54,13 @@ def run_until(step, store, source=SOURCE, **changes):
         trainer.run()
 
 
-def test_saving_changes_nothing_of_the_training(tmp_path):
-    saved, weights = run(tmp_path / "a")
+def test_saving_changes_nothing_of_the_training_and_its_figures_add_up(tmp_path):
+    result, weights = run(tmp_path / "a")
     unsaved, other = run(None, priority=None)
     assert_same(other, weights)
-    assert unsaved.losses == saved.losses
+    assert unsaved.losses == result.losses
     assert unsaved.snapshots == {"base": 0, "partial": 0, "bytes": 0}
     assert unsaved.store is None
-
-
-def test_the_figures_of_a_run_add_up(tmp_path):
-    result, _ = run(tmp_path / "a")
     assert (result.steps, result.samples, result.resumed_from_step) == (LAST_STEP, 8000, 0)
     assert (result.pls, result.failures) == (0.0, [])
     assert result.snapshots["base"] + result.snapshots["partial"] == len(result.snapshot_log)
@@ -75,7 +70,7 @@ def test_the_figures_of_a_run_add_up(tmp_path):
     assert result.samples_per_second == pytest.approx(8000 / result.seconds)
 
 
-@pytest.mark.parametrize("step", [1, 19, 20, 21, 79, 80, 81, 100, 159])
+@pytest.mark.parametrize("step", [1, 20, 21, 80, 81, 159])
 def test_a_run_interrupted_anywhere_continues_to_the_same_end_as_one_that_was_not(tmp_path, step):
     exact = {"priority": cpr_ext.AllRows(), "recovery": "full"}
     straight, weights = run(tmp_path / "straight", **exact)
@@ -175,38 +170,26 @@ def test_a_planned_failure_strikes_once_however_the_run_is_interrupted(
         assert_same(again, weights)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+def test_a_store_of_a_run_with_other_settings_is_refused(tmp_path):
+    first, _ = run(tmp_path / "a", max_steps=30)
+    for changes, told in (
         ({"seed": 3}, "seed was 0, now 3"),
         ({"settings": replace(SETTINGS, table_lr=0.5)}, "settings was"),
         ({"settings": replace(SETTINGS, batch_size=25)}, "settings was"),
-    ],
-)
-def test_a_store_of_a_run_with_other_settings_is_refused(tmp_path, changes, told):
-    first, _ = run(tmp_path / "a", max_steps=30)
-    with pytest.raises(UsageError, match=f"other settings: {told}.*another --store"):
-        run(tmp_path / "a", **changes)
+    ):
+        with pytest.raises(UsageError, match=f"other settings: {told}.*another --store"):
+            run(tmp_path / "a", **changes)
     again, _ = run(tmp_path / "a", max_steps=30)
     assert again.auc == first.auc
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+def test_options_that_cannot_be_are_refused_with_their_value_before_anything_is_made(tmp_path):
+    for changes, told in (
         ({"num_shards": 0}, "shards is 0"),
-        ({"max_steps": 0}, "steps is 0"),
-        ({"priority": None, "failures": FAILURES}, "priority none saves nothing to recover from"),
         ({"failures": (PlannedFailure(3, (4,)),)}, "shards from 0 to 3"),
-        ({"failures": (PlannedFailure(0, (1,)),)}, "steps count from 1"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_with_their_value(changes, told):
-    with pytest.raises(UsageError, match=told):
-        options(Path("nowhere"), **changes)
-
-
-def test_a_failure_after_the_end_is_refused_before_anything_is_made(tmp_path):
+    ):
+        with pytest.raises(UsageError, match=told):
+            options(tmp_path / "a", **changes)
     with pytest.raises(UsageError, match="planned after step 161, but the run has 160 steps"):
         run(tmp_path / "a", failures=(PlannedFailure(161, (0,)),))
     with pytest.raises(UsageError, match="but the run has 10 steps"):

@@ -8,7 +8,7 @@ from cpr_ext.wings.policy import JobSize
 from cpr_ext.wings.policy.parity import mean_hours_between_fallbacks, second_loss
 
 
-def test_a_second_loss_of_the_group_in_time_is_served_by_the_store() -> None:
+def test_a_second_loss_of_the_group_in_time_is_served_by_the_store():
     groups = PlayedGroups(group_size=4, window_hours=1.0)
     losses = [(0.0, [0]), (0.9, [4]), (0.95, [1]), (5.0, [0]), (6.1, [1]), (6.2, [0]), (6.3, [2])]
     served = [set(), set(), {0, 1}, set(), set(), {0, 1}, {2}]  # at last, no parity is whole yet
@@ -16,7 +16,7 @@ def test_a_second_loss_of_the_group_in_time_is_served_by_the_store() -> None:
 
 
 @pytest.mark.parametrize(("shards", "size", "lost"), [(8, 4, 1), (16, 4, 2), (12, 2, 3)])
-def test_the_formulas_are_what_histories_come_to(shards: int, size: int, lost: int) -> None:
+def test_the_formulas_are_what_histories_come_to(shards, size, lost):
     """A failure every hour, groups that are whole again after 0.2 h."""
     rng, window, hours = np.random.default_rng(3), 0.2, 60_000
     groups = PlayedGroups(size, window)

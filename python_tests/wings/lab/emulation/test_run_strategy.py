@@ -1,22 +1,14 @@
 """Whole runs, small ones: trained, failed, recovered, charged."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.emulation.run_strategy import Training, play
-from cpr_ext.wings.lab.emulation.scenario import (
-    STRATEGIES,
-    EmulatedStrategyName,
-    Scenario,
-    find_scenario,
-)
+from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, Scenario, find_scenario
 from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts
 
 # 56 hours in 112 steps: half an hour each.
@@ -34,7 +26,7 @@ SCENARIO = Scenario(
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[EmulatedStrategyName, dict]:
+def runs(tmp_path_factory):
     torch.set_num_threads(1)
     store = tmp_path_factory.mktemp("play") / "store"
     played = {name: play(SCENARIO, name, TRAINING, SEED, store) for name in STRATEGIES}
@@ -42,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[EmulatedStrategyName,
     return json.loads(json.dumps(played, allow_nan=False))
 
 
-def test_every_strategy_meets_the_failures_that_were_drawn(runs: dict) -> None:
+def test_every_strategy_meets_the_failures_that_were_drawn(runs):
     drawn = SCENARIO.draw_failures(SEED)
     assert len(drawn) == 3
     assert runs["no-failure"]["failures"] == []
@@ -53,13 +45,13 @@ def test_every_strategy_meets_the_failures_that_were_drawn(runs: dict) -> None:
             assert played["hour"] == pytest.approx(expected.hour, abs=0.26)  # half a step
 
 
-def test_full_recovery_ends_where_a_run_without_failure_ends(runs: dict) -> None:
+def test_full_recovery_ends_where_a_run_without_failure_ends(runs):
     assert runs["full"]["auc"] == runs["no-failure"]["auc"]
     assert runs["full"]["logloss"] == runs["no-failure"]["logloss"]
     assert runs["full"]["pls"] == 0
 
 
-def test_full_recovery_is_charged_what_it_computes_again(runs: dict) -> None:
+def test_full_recovery_is_charged_what_it_computes_again(runs):
     run = runs["full"]
     lost = []
     for failure in run["failures"]:
@@ -73,7 +65,7 @@ def test_full_recovery_is_charged_what_it_computes_again(runs: dict) -> None:
     assert run["overhead_share"] == pytest.approx(sum(overhead.values()) / 56)
 
 
-def test_saves_come_at_the_interval_and_lost_work_is_saved_once(runs: dict) -> None:
+def test_saves_come_at_the_interval_and_lost_work_is_saved_once(runs):
     every = SCENARIO.strategy("full").save_every_hours
     steps = round(every / 0.5)
     expected = [0.5 * step for step in range(1 + steps, STEPS, steps)]
@@ -82,13 +74,13 @@ def test_saves_come_at_the_interval_and_lost_work_is_saved_once(runs: dict) -> N
     assert len(runs["cpr-mfu"]["saves"]) > len(runs["cpr-vanilla"]["saves"])
 
 
-def test_strategies_of_one_target_are_compared_at_one_pls(runs: dict) -> None:
+def test_strategies_of_one_target_are_compared_at_one_pls(runs):
     compared = {runs[name]["pls"] for name in ("cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu")}
     assert len(compared) == 1
     assert 0 < runs["partial"]["pls"] < compared.pop()
 
 
-def test_partial_recovery_loses_rows_and_goes_on(runs: dict) -> None:
+def test_partial_recovery_loses_rows_and_goes_on(runs):
     for name in ("partial", "cpr-vanilla", "cpr-mfu"):
         run = runs[name]
         assert run["steps"] == STEPS
@@ -98,7 +90,7 @@ def test_partial_recovery_loses_rows_and_goes_on(runs: dict) -> None:
         assert run["auc"] != runs["no-failure"]["auc"]
 
 
-def test_parity_loses_what_double_losses_take_and_nothing_else(runs: dict) -> None:
+def test_parity_loses_what_double_losses_take_and_nothing_else(runs):
     """Groups 0-3 and 4-7; a failure takes two shards."""
     run = runs["parity"]
     for failure in run["failures"]:
@@ -112,7 +104,7 @@ def test_parity_loses_what_double_losses_take_and_nothing_else(runs: dict) -> No
     assert run["auc"] != runs["no-failure"]["auc"]
 
 
-def test_a_run_is_the_same_when_it_is_played_again(runs: dict, tmp_path: Path) -> None:
+def test_a_run_is_the_same_when_it_is_played_again(runs, tmp_path):
     again = json.loads(json.dumps(play(SCENARIO, "cpr-ssu", TRAINING, SEED, tmp_path / "store")))
     timed = {"train_seconds", "stall_seconds", "failures", "bytes_written"}
     # Headers have numbers of the process in decimal digits, such as its generators' states.
@@ -121,7 +113,7 @@ def test_a_run_is_the_same_when_it_is_played_again(runs: dict, tmp_path: Path) -
         assert again[figure] == runs["cpr-ssu"][figure], figure
 
 
-def test_an_interval_below_a_step_is_refused(tmp_path: Path) -> None:
+def test_an_interval_below_a_step_is_refused(tmp_path):
     short = replace(find_scenario("abstract-56h"), pls_target=0.0001)
     with pytest.raises(UsageError, match="cannot be played"):
         play(short, "cpr-mfu", replace(TRAINING, max_steps=20), 0, tmp_path / "store")

@@ -1,7 +1,7 @@
 """Jobs of several stores for the tests of the tools, made in one process."""
 
+import shutil
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from cpr_ext.storage.retention import Retention
 from python_tests.helpers import open_checkpointer
 
 ROWS, DIM = 30, 4
+WORKER_1 = "worker-00001-of-00003"
 
 
 class ShardedModel(nn.Module):
@@ -64,7 +65,7 @@ class WorkerAlone:
         self.checkpointer.wait()
 
 
-def make_job(directory: Path, steps=(3, 3, 3), **options):
+def make_job(directory, steps=(3, 3, 3), **options):
     """A job whose workers have saved after so many steps each; returns them, closed."""
     workers = []
     for rank, (part, num_steps) in enumerate(zip(parts_of(len(steps)), steps, strict=True)):
@@ -75,6 +76,25 @@ def make_job(directory: Path, steps=(3, 3, 3), **options):
         worker.checkpointer.close()
         workers.append(worker)
     return workers
+
+
+def uneven_job(directory):
+    """A job of three workers that saved often; worker 2 is three steps ahead."""
+    for rank, part in enumerate(parts_of(3)):
+        worker = WorkerAlone(worker_directory(directory, rank, 3), part, seed=rank)
+        worker.save()
+        for _ in range(3):
+            worker.train(2 + (rank == 2))
+            worker.save("partial")
+        worker.checkpointer.close()
+    return directory
+
+
+def foreign(job, *, rank=1, **options):
+    """Put a store of another job in the place of worker 1 of 3."""
+    make_job(job.parent / "foreign", **options)
+    shutil.rmtree(job / WORKER_1)
+    shutil.move(worker_directory(job.parent / "foreign", rank, 3), job / WORKER_1)
 
 
 def gathered(workers):

@@ -1,7 +1,5 @@
 """Small stores for the tests of the tools, and what they must hold."""
 
-from pathlib import Path
-
 import cpr_ext
 from cpr_ext import StoreOptions
 from python_tests.helpers import Trained
@@ -10,14 +8,8 @@ TABLES = {"big": (700, 4), "mid": (90, 3), "small": (3, 2)}
 
 
 def trained_store(
-    directory: Path,
-    *,
-    num_shards: int = 3,
-    snapshots: int = 4,
-    steps_between: int = 3,
-    priority=None,
-    **options,
-) -> Trained:
+    directory, *, num_shards=3, snapshots=4, steps_between=3, priority=None, **options
+):
     """A run with a base and ``snapshots`` partial ones, its snapshots waited for."""
     options = {"schedule": cpr_ext.EverySteps(10**9), "store": StoreOptions(None), **options}
     trained = Trained(
@@ -38,7 +30,7 @@ def trained_store(
     return trained
 
 
-def recovered(directory: Path, *, num_shards: int = 3, mode="partial", optimizer="adagrad"):
+def recovered(directory, *, num_shards=3, mode="partial", optimizer="adagrad"):
     """What a fresh process finds in the store: its report and a copy of all rows."""
     other = Trained(directory, TABLES, num_shards=num_shards, seed=99, optimizer=optimizer)
     try:

@@ -54,23 +54,26 @@ def exact_step(directory):
         other.release()
 
 
-def test_the_copy_becomes_a_store_in_a_new_directory(copy, tmp_path):
+def test_the_copy_becomes_a_store_in_a_new_directory_and_in_no_other(copy, tmp_path):
     report = fetch(copy, tmp_path / "new")
     assert (report.step, report.segments) == (3, 5)
     assert exact_step(tmp_path / "new") == 3
     (tmp_path / "mount" / "lost+found").mkdir(parents=True)  # of a file system
     fetch(copy, tmp_path / "mount")
     assert exact_step(tmp_path / "mount") == 3
-
-
-def test_a_directory_that_holds_something_is_refused(copy, tmp_path):
-    fetch(copy, tmp_path / "new")
     with pytest.raises(StoreError, match="empty or a new"):
         fetch(copy, tmp_path / "new")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").touch()
-    with pytest.raises(StoreError, match=r"notes\.txt"):
-        fetch(copy, tmp_path / "full")
+    for name in ("notes.txt", "segments"):
+        (tmp_path / f"full {name}" / name).mkdir(parents=True)
+        with pytest.raises(StoreError, match=name):
+            fetch(copy, tmp_path / f"full {name}")
+        assert (tmp_path / f"full {name}" / name).exists()
+    run = CliRunner().invoke
+    assert "step 3; 5 files read" in run(app, ["fetch", copy, str(tmp_path / "a")]).output
+    shown = json.loads(run(app, ["fetch", copy, str(tmp_path / "b"), "--json"]).output)
+    assert (shown["step"], shown["segments"]) == (3, 5)
+    nothing = run(app, ["fetch", f"file://{tmp_path}/none", str(tmp_path / "x")])
+    assert "no state yet" in str(nothing.exception)
 
 
 def test_the_store_of_a_machine_that_came_back_is_refused_and_the_fetched_one_goes_on(
@@ -135,12 +138,3 @@ def _ending(call, left):
         return call(*arguments, **named)
 
     return ending
-
-
-def test_the_command(copy, tmp_path):
-    place = str(tmp_path / "new")
-    assert "step 3; 5 files read" in CliRunner().invoke(app, ["fetch", copy, place]).output
-    shown = json.loads(CliRunner().invoke(app, ["fetch", copy, f"{place}2", "--json"]).output)
-    assert (shown["step"], shown["segments"]) == (3, 5)
-    nothing = CliRunner().invoke(app, ["fetch", f"file://{tmp_path}/none", str(tmp_path / "x")])
-    assert "no state yet" in str(nothing.exception)

@@ -9,9 +9,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import cpr_ext
 from cpr_ext.errors import CprError, StoreError, UsageError
+from cpr_ext.wings.cli.app import app
 from cpr_ext.wings.tools.maintenance import import_checkpoint, importing, verify
 from python_tests.helpers import flip
-from python_tests.recovery.test_replicated_tables import ROWS, Model, train, whole_job
+from python_tests.recovery.test_replicated_tables import Model, train, whole_job
 
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
 
@@ -81,16 +82,6 @@ def test_state_that_has_no_names_is_named_and_left_out(tmp_path):
     ckpt.close()
 
 
-def test_a_bare_state_dict_is_a_model(tmp_path):
-    old, _ = trained()
-    torch.save(old.state_dict(), tmp_path / "other")
-    assert import_checkpoint(tmp_path / "other", tmp_path / "store", step=0).tensors == 3
-    model = Model(seed=8)
-    cpr_ext.load_into(model, [tmp_path / "store"])
-    assert torch.equal(model.t.weight, old.t.weight)
-    assert len(model.t.weight) == ROWS
-
-
 def test_what_is_no_checkpoint_of_a_model_is_refused(tmp_path):
     torch.save({"weights": {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "other")
     with pytest.raises(UsageError, match="holds: 'weights', 'epoch'"):
@@ -157,23 +148,20 @@ def test_an_import_appears_at_once_or_not_at_all(tmp_path, monkeypatch, wrong):
     assert verify(tmp_path / "new/store").is_sound
 
 
-def test_the_command_writes_a_store(tmp_path, capsys):
-    from cpr_ext.wings.cli.app import app
-
+def test_a_job_that_replicates_all_and_a_bare_model_begin_with_it(tmp_path, capsys):
     old, states = trained()
     torch.save({"model": old.state_dict(), "optimizer": {"state": states}}, tmp_path / "other")
-    arguments = ["import", str(tmp_path / "other"), str(tmp_path / "store"), "--step", "12"]
+    arguments = ["import", str(tmp_path / "other"), str(tmp_path / "store"), "--step", "4"]
     app(arguments, standalone_mode=False)
     said = capsys.readouterr().out
-    assert "step 12: 3 tensors" in said
+    assert "step 4: 3 tensors" in said
     assert "optimizer state of 3 parameters" in said
-
-
-def test_a_job_that_replicates_all_begins_with_it(tmp_path):
-    old, states = trained()
-    torch.save({"model": old.state_dict(), "optimizer": {"state": states}}, tmp_path / "other")
-    import_checkpoint(tmp_path / "other", tmp_path / "store", step=4)
     ckpt, model, _ = whole_job(tmp_path / "job", "adagrad", steps=0, seed=6)
     assert ckpt.recover(from_store=[tmp_path / "store"]).step == 4
     assert torch.equal(model.t.weight, old.t.weight)
     ckpt.close()
+    torch.save(old.state_dict(), tmp_path / "bare")
+    assert import_checkpoint(tmp_path / "bare", tmp_path / "model", step=0).tensors == 3
+    model = Model(seed=8)
+    cpr_ext.load_into(model, [tmp_path / "model"])
+    assert torch.equal(model.t.weight, old.t.weight)

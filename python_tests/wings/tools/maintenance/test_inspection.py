@@ -6,15 +6,7 @@ from cpr_ext.storage import store_reader
 from cpr_ext.storage.manifest import read_manifest
 from cpr_ext.wings.publishing import changed_rows
 from cpr_ext.wings.tools.maintenance import export, inspect, read_rows, verify
-from python_tests.wings.tools.maintenance.stores import recovered, trained_store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("stores") / "store"
-    trained_store(directory).checkpointer.close()
-    return directory
-
+from python_tests.wings.tools.maintenance.stores import recovered
 
 COMMANDS = {
     "inspect": lambda store, out: inspect(store),

@@ -1,17 +1,15 @@
 """Tools on stores of keyed tables."""
 
 import json
-import shutil
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from cpr_ext import Precision, StoreOptions
+from cpr_ext import StoreOptions
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.cli.app import app
-from cpr_ext.wings.remote import RemoteOptions
 from cpr_ext.wings.tools.maintenance import inspect, repair
 from python_tests.keyed_job import SLOTS, TABLE, KeyedJob
 
@@ -34,20 +32,6 @@ def test_inspect_shows_occupancy_and_evictions(job, tmp_path):
     assert json.loads(as_json.output)["keys"][0]["evicted"] == keys.evicted
 
 
-def test_a_copy_in_object_storage_has_the_keys(tmp_path):
-    address = f"file://{tmp_path}/copy"
-    copied = StoreOptions(None, remote=RemoteOptions(address))
-    job = KeyedJob(tmp_path / "store", store=copied, scores=True)
-    job.train(37)
-    job.end()
-    shutil.rmtree(tmp_path / "store")
-    again = KeyedJob(tmp_path / "store", seed=1, store=copied, scores=True)
-    again.ckpt.recover()
-    again.ckpt.close()
-    assert again.rows().keys() == job.keys_at[36]
-    assert job.foreign(again.rows()) == []
-
-
 def test_after_a_repair_no_key_has_two_slots(tmp_path):
     job = KeyedJob(tmp_path / "store", store=StoreOptions(None), num_slots=24)
     job.train(47, new_ids=5)
@@ -64,18 +48,6 @@ def test_after_a_repair_no_key_has_two_slots(tmp_path):
     assert len(held.unique()) == len(held) == len(again.map.slots)
     assert job.foreign(again.rows()) == []
     again.train(5)
-    again.end()
-
-
-@pytest.mark.parametrize("precision", ["int8", "float16"])
-def test_rounded_rows_keep_exact_keys(tmp_path, precision):
-    rounded = Precision(base=precision, partial=precision)
-    job = KeyedJob(tmp_path / "store", store=StoreOptions(None, precision=rounded))
-    job.train(37)
-    job.end()
-    again = KeyedJob(tmp_path / "store", seed=1, store=StoreOptions(precision=rounded))
-    assert again.ckpt.recover().rows_rounded > 0
-    assert again.rows().keys() == job.keys_at[36]
     again.end()
 
 

@@ -7,14 +7,7 @@ import cpr_ext
 from cpr_ext.errors import RowIndexError
 from cpr_ext.wings.tools.maintenance import read_rows
 from python_tests.helpers import Trained, same_bits
-from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("stores") / "store"
-    trained_store(directory).checkpointer.close()
-    return directory
+from python_tests.wings.tools.maintenance.stores import TABLES, recovered
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +27,13 @@ def test_any_rows_in_any_order_are_as_recovery_restores_them(store, expected, da
         assert same_bits(values, expected[table][name][row_ids])
 
 
-@pytest.mark.parametrize("row", [-1, 700])
-def test_a_row_that_the_table_does_not_have_is_refused(store, row):
-    with pytest.raises(RowIndexError, match=f"row {row} of 'tables.big'"):
-        read_rows(store, "tables.big", [0, row])
-
-
-def test_nothing_asked_for_gives_empty_arrays_of_the_right_kind(store):
+def test_no_rows_give_empty_arrays_and_rows_that_the_table_lacks_are_refused(store):
     found = read_rows(store, "tables.mid", torch.empty(0, dtype=torch.int64))
     assert found.arrays["weight"].shape == (0, 3)
     assert found.arrays["sum"].dtype == torch.float32
+    for row in (-1, 700):
+        with pytest.raises(RowIndexError, match=f"row {row} of 'tables.big'"):
+            read_rows(store, "tables.big", [0, row])
 
 
 def test_a_step_is_that_of_the_row(tmp_path):

@@ -1,0 +1,273 @@
+"""Overhead, PLS and parity by the formulas: by hand, the paper's figures, and against histories."""
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.errors import UsageError
+from cpr_ext.wings.policy import (
+    JobCosts,
+    JobSize,
+    Overhead,
+    ParityCosts,
+    Planner,
+    RunningPLS,
+    expected_pls,
+    full_recovery,
+    interval_for_pls,
+    partial_recovery,
+    portion_of_lost_samples,
+    young_interval_hours,
+)
+from cpr_ext.wings.policy.expectation import best_full_interval_hours, expected_full_recovery
+from cpr_ext.wings.policy.parity import (
+    chance_of_fallback,
+    chance_together,
+    expected_parity,
+    extra_memory_share,
+    mean_hours_between_fallbacks,
+    rebuild_hours,
+    second_loss,
+)
+from cpr_ext.wings.policy.presets import find_preset
+
+# By hand: 100 h, a failure every 25 h, 0.5 h per save, every 5 h.
+JOB = JobSize(100, 10)
+COSTS = JobCosts(save_hours=0.5, load_hours=0.3, load_shard_hours=0.1, reschedule_hours=0.2)
+NAMES = ("save_hours", "load_hours", "lost_computation_hours", "reschedule_hours", "parity_hours")
+
+
+def test_overhead_by_hand():
+    full, partial = (each(COSTS, JOB, 25, 5) for each in (full_recovery, partial_recovery))
+    # 20 saves of 0.5; 4 failures: 0.3 load, half of 5 lost, 0.2 rescheduling each.
+    expected = dict(zip(NAMES, (10, 1.2, 10, 0.8, 0), strict=True))
+    assert vars(full) == pytest.approx(expected)
+    assert vars(partial) == pytest.approx({**expected, NAMES[1]: 0.4, NAMES[2]: 0})
+    assert full.total_hours == pytest.approx(22)
+    assert full.fraction_of(JOB) == pytest.approx(0.22)
+    assert young_interval_hours(0.5, 25) == 5  # saves cost as much as what is lost
+
+
+@pytest.mark.parametrize(
+    ("save_minutes", "recover_minutes", "full", "partial", "cpr"),
+    [(5.0, 8.3, 8.21, 4.35, 0.68), (5.6, 5.4, 8.49, 4.40, 0.53)],
+)
+def test_the_figures_of_the_abstract_follow_from_costs(
+    save_minutes, recover_minutes, full, partial, cpr
+):
+    """The paper publishes 8.2-8.5 % -> 0.53-0.68 %; the inputs are derived, not published."""
+    job, mtbf = JobSize(56, 8), 28
+    costs = JobCosts(save_minutes / 60, recover_minutes / 60, recover_minutes / 60, 0)
+    young = young_interval_hours(costs.save_hours, mtbf)
+    rare = interval_for_pls(job, mtbf, 0.1)
+    percent = [
+        100 * full_recovery(costs, job, mtbf, young).fraction_of(job),
+        100 * partial_recovery(costs, job, mtbf, young).fraction_of(job),
+        100 * partial_recovery(costs, job, mtbf, rare).fraction_of(job),
+    ]
+    assert percent == pytest.approx([full, partial, cpr], abs=0.006)
+    assert expected_pls(job, mtbf, rare) == pytest.approx(0.1)
+
+
+hours = st.floats(1e-3, 1e3)
+costs = st.builds(JobCosts, hours, hours, hours, hours)
+
+
+@pytest.mark.parametrize(
+    ("total", "mtbf", "interval"), [(500, 20, 2), (56, 28, 44.8), (50, 10, 9), (100, 28, 150)]
+)
+def test_full_recovery_is_expected_as_histories_come_to(total, mtbf, interval):
+    """Each failure, at any moment, repeats what was trained since the last whole save."""
+    rng, job = np.random.default_rng(0), JobSize(total, 8)
+    played = []
+    for _ in range(4000):
+        times = rng.uniform(0, total, rng.poisson(total / mtbf))
+        lost = (times - np.floor(times / interval) * interval).sum()
+        played.append(total // interval * 0.5 + len(times) * 0.5 + lost)
+    expected = expected_full_recovery(COSTS, job, mtbf, interval).overhead.total_hours
+    assert abs(np.mean(played) - expected) < 4 * np.std(played) / 4000**0.5
+
+
+@given(costs, st.floats(1, 500), st.floats(0.5, 200))
+def test_no_number_of_saves_is_better_than_the_best(costs, total, mtbf):
+    job = JobSize(total, 8)
+
+    def cost(interval):
+        return expected_full_recovery(costs, job, mtbf, interval).overhead.total_hours
+
+    best = best_full_interval_hours(costs, job, mtbf)
+    assert best <= total
+    saves = round(total / best)
+    for number in {1, max(1, saves - 1), saves, saves + 1, 2 * saves}:
+        assert cost(best) <= cost(total / number) * (1 + 1e-9)
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.integers(1, 50), st.sampled_from(["save", "fail"]), st.integers(0, 3)),
+        max_size=30,
+    )
+)
+def test_it_is_the_share_of_all_shard_samples_whose_effect_failures_took(events):
+    num_shards, trained = 4, 0
+    held = [0] * num_shards  # samples in each shard that are not saved yet
+    lost = lost_by_formula = 0
+    saved_at = [0] * num_shards
+    for samples, event, shard in events:
+        trained += samples
+        held = [count + samples for count in held]
+        if event == "save":
+            held, saved_at = [0] * num_shards, [trained] * num_shards
+        else:
+            lost += held[shard]
+            held[shard] = 0
+            lost_by_formula += trained - saved_at[shard]
+            saved_at[shard] = trained
+    assert lost == lost_by_formula
+    total = max(trained, 1)
+    assert portion_of_lost_samples(lost, total, num_shards) == lost / (total * num_shards)
+    assert 0 <= portion_of_lost_samples(lost, total, num_shards) <= 1
+
+
+def test_the_running_account_adds_up_failures_of_several_shards():
+    account = RunningPLS(total_samples=1000, num_shards=4)
+    assert account.value == 0
+    assert account.record_failure([100, 100]) == pytest.approx(0.05)
+    assert account.record_failure([300]) == pytest.approx(0.125)
+    for impossible in ([1] * 5, [-1]):
+        with pytest.raises(UsageError, match="at most 4 numbers"):
+            account.record_failure(impossible)
+    assert account.samples_lost == 500
+
+
+jobs = st.builds(
+    lambda total, shards, lost: JobSize(total, shards, min(shards, lost)),
+    st.floats(1, 1e4),
+    st.integers(1, 64),
+    st.integers(1, 8),
+)
+
+
+@given(jobs, st.floats(0.1, 1e4), st.floats(1e-3, 1))
+def test_the_interval_for_a_target_keeps_to_it(job, mtbf, target):
+    interval = interval_for_pls(job, mtbf, target)
+    assert 0 < interval <= job.total_hours
+    assert expected_pls(job, mtbf, interval) <= target * (1 + 1e-12)
+
+
+def test_the_interval_for_a_target_by_hand():
+    # The abstract's inputs: 2 * 0.1 * 8 * 28 = 44.8 h.
+    assert interval_for_pls(JobSize(56, 8), 28, 0.1) == pytest.approx(44.8)
+    # 2 of 10 shards lost every 25 h, saved every 20 h: 4 failures * 2 shards * 10 / (100 * 10).
+    job = JobSize(total_hours=100, num_shards=10, shards_per_failure=2)
+    assert interval_for_pls(job, 25, 0.08) == pytest.approx(20)
+    assert interval_for_pls(job, 25, 0.9) == 100  # never longer than the job
+
+
+# --- parity ---
+
+
+def test_parity_by_hand():
+    assert [extra_memory_share(g) for g in (2, 4, 8)] == [1, pytest.approx(1 / 3), 1 / 7]
+    # 3 + 1: 36 GB decoded and 12 GB encoded at 1 GB/s.
+    assert rebuild_hours(36e9, 4, 1e9) == pytest.approx(48 / 3600)
+    assert ParityCosts(2, 0, 0).name == "mirror"
+    assert ParityCosts(8, 0, 0).name == "7 + 1"
+    costs = JobCosts(0.1, load_hours=0.3, load_shard_hours=0.2, reschedule_hours=0.05)
+    job, parity = JobSize(100, 8), ParityCosts(4, 0.03, 0.1, rebuild_stall=0.5)
+    found = expected_parity(costs, job, parity, 10, 50)
+    assert found.failures == 10
+    assert found.overhead.parity_hours == pytest.approx(3)
+    assert found.overhead.save_hours == pytest.approx(0.2)
+    assert found.overhead.reschedule_hours == pytest.approx(0.5)
+    assert found.overhead.lost_computation_hours == 0
+    # 0.15 h unprotected, 3 of 8 shards, a failure in 10 h.
+    assert found.fallbacks == pytest.approx(10 * 0.15 / 10 * 3 / 8, rel=0.01)
+    assert found.overhead.load_hours == pytest.approx(10 * 0.05 + 0.2 * found.fallbacks)
+    assert found.pls == pytest.approx(found.fallbacks * 0.25 * 2 / 8, rel=0.02)
+    assert mean_hours_between_fallbacks(JobSize(1, 8), 10, 4, 0) == math.inf
+    assert chance_of_fallback(JobSize(1, 8), 10, 4, 0) == 0
+    # Two of eight at once: of one group of four with a chance of 3/7.
+    assert mean_hours_between_fallbacks(JobSize(1, 8, 2), 10, 4, 0) == pytest.approx(70 / 3)
+    loss = second_loss(JobSize(1, 8, 2), 10, 4, 5.0)
+    assert 0 < loss.meanwhile < 1
+    assert loss.chance == pytest.approx(3 / 7 + 4 / 7 * loss.meanwhile)
+
+
+@pytest.mark.parametrize(("shards", "size", "lost"), [(8, 4, 2), (12, 3, 4), (6, 2, 5), (8, 2, 1)])
+def test_the_chance_that_one_failure_takes_two_of_a_group_is_that_of_all_its_cases(
+    shards, size, lost
+):
+    cases = list(itertools.combinations(range(shards), lost))
+    hits = sum(len({shard // size for shard in case}) < lost for case in cases)
+    job = JobSize(1, shards, lost)
+    assert chance_together(job, size) == pytest.approx(hits / len(cases))
+    # Only the groups that lost two come from the store.
+    groups = [Counter(shard // size for shard in case) for case in cases]
+    unable = sum(count for case in groups for count in case.values() if count > 1)
+    loss = second_loss(job, 10.0, size, 0.0)
+    assert loss.shards_lost == pytest.approx(unable / hits if hits else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "of_64", "of_4096", "below_1_percent"),
+    [(2, 1.3, 0.0008, 0.053, 762), (4, 0.9, 0.0023, 0.135, 280), (8, 0.8, 0.0051, 0.280, 120)],
+)
+def test_the_table_of_the_page_how_often(size, minutes, of_64, of_4096, below_1_percent):
+    """Nodes of 2,000 h MTBF, 3 minutes to replace one, 40 GB each, links of 1 GB/s; a month."""
+    hours = rebuild_hours(40e9, size, 1e9)
+    assert 60 * hours == pytest.approx(minutes, abs=0.06)
+
+    def chance(workers):
+        return chance_of_fallback(JobSize(730, workers), 2000 / workers, size, 0.05 + hours)
+
+    assert chance(64) == pytest.approx(of_64, abs=5e-5)
+    assert chance(4096) == pytest.approx(of_4096, abs=5e-4)
+    assert chance(below_1_percent) < 0.01 <= chance(below_1_percent + size)
+
+
+# --- refusals ---
+
+PARITY = ParityCosts(4, steady_share=0.03, rebuild_hours=0.1)
+REFUSED = {
+    **{
+        f"{field} is {bad}": lambda field=field, bad=bad: replace(COSTS, **{field: bad})
+        for field in vars(COSTS)
+        for bad in (-1.0, math.nan, math.inf)
+    },
+    "save_hours is 0; it must be above 0": lambda: replace(COSTS, save_hours=0),
+    "total_hours is -1": lambda: JobSize(-1, 8),
+    "num_shards is 0": lambda: JobSize(1, 0),
+    "shards_per_failure is 9.* at most all 8 shards": lambda: JobSize(1, 8, 9),
+    "mtbf_hours is 0": lambda: full_recovery(COSTS, JOB, 0, 1),
+    "interval_hours is -1": lambda: partial_recovery(COSTS, JOB, 1, -1),
+    "lost_computation_hours is -1": lambda: Overhead(1, 1, -1, 1),
+    "-1.*10.*2": lambda: portion_of_lost_samples(-1, 10, 2),
+    "0.*0.*2": lambda: portion_of_lost_samples(0, 0, 2),
+    "0.*10.*0": lambda: portion_of_lost_samples(0, 10, 0),
+    **{
+        f"target_pls is {bad}; it is a share": lambda bad=bad: interval_for_pls(JOB, 25, bad)
+        for bad in (0, -0.1, 1.5, math.nan)
+    },
+    "target_pls is 1.01": lambda: Planner(JOB, COSTS, 28).plan(1.01),
+    "no preset 'x'; there are abstract-56h, production-50h": lambda: find_preset("x"),
+    "group_size is 1": lambda: replace(PARITY, group_size=1),
+    "steady_share is -0.1": lambda: replace(PARITY, steady_share=-0.1),
+    "rebuild_hours is nan": lambda: replace(PARITY, rebuild_hours=math.nan),
+    "rebuild_stall is 1.5": lambda: replace(PARITY, rebuild_stall=1.5),
+    r"possible here: \[2, 3, 6\]": lambda: PARITY.require_fit(6),
+    "does not fit 9 shards": lambda: expected_parity(COSTS, JobSize(10, 9), PARITY, 10, 5),
+    "fit 9 shards": lambda: Planner(JobSize(10, 9), COSTS, 28, parity=PARITY).plan(0.1),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused_with_name_and_value(words):
+    with pytest.raises(UsageError, match=words):
+        REFUSED[words]()
