@@ -1,4 +1,4 @@
-// Float32 rows rounded to fewer bits, and back. `cpr_ext/state/precision.py` is the specification
+// Float32 rows rounded to fewer bits, and back. `python_tests/rounding.py` is the specification
 // and has the bound, which holds for every row: each has its own scale.
 #pragma once
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.state.precision import round_rows
+from python_tests.rounding import round_rows
 
 TABLES = {"big": (48, 8), "small": (6, 4)}
 SLOT_BYTES = 3 * 4096  # of one chunk

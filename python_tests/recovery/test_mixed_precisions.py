@@ -22,9 +22,9 @@ from cpr_ext.state.precision import (
     PRECISIONS,
     STATE_PRECISIONS,
     precision_of_row,
-    round_rows,
 )
 from python_tests.helpers import Trained, assert_same, flipped, row_records
+from python_tests.rounding import round_rows
 
 OPTIONS = {
     "tables": {"big": (300, 16), "wide": (40, 33), "thin": (20, 2)},

@@ -10,12 +10,9 @@ from cpr_ext.errors import UsageError
 from cpr_ext.state.precision import (
     PRECISIONS,
     Precision,
-    bound,
-    decode_rows,
-    encode_rows,
     precision_of_row,
-    round_rows,
 )
+from python_tests.rounding import bound, decode_rows, encode_rows, round_rows
 
 ROUNDED = PRECISIONS[1:]
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from cpr_ext._native import native
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
-from cpr_ext.state.precision import PRECISIONS, decode_rows, encode_rows, stored_row_bytes
+from cpr_ext.state.precision import PRECISIONS, stored_row_bytes
 from python_tests.csrc import backends
 from python_tests.examples import examples
+from python_tests.rounding import decode_rows, encode_rows
 
 ROUNDED = PRECISIONS[1:]
 POOL = native.ThreadPool(num_threads=2)
