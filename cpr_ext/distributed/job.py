@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch import nn
 from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.process_group import ReformableGroup
 from cpr_ext.distributed.collective.recovery_decision import Choice
-from cpr_ext.errors import CprError
+from cpr_ext.errors import CprError, SnapshotError, StorageError, StoreError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 
 logger = logger_of("jobs")
@@ -126,3 +127,63 @@ class Job:
         """Give the store back as it is, without capturing anything more, and forget the model."""
         self.checkpointer.__exit__(CprError, None, None)
         self.model, self.optimizers = nn.Module(), []
+
+
+_PAUSE_SECONDS = 2.0  # between attempts to save
+
+
+def save_trained(checkpointer: Checkpointer, rank: int, *, retry_seconds: float) -> None:
+    """Save the trained model of a worker, all of it.
+
+    Args:
+        retry_seconds: for so long a store that cannot be written is tried again; less than the
+            peers wait.
+
+    Raises:
+        SnapshotError, StorageError: it could not be saved.
+    """
+    deadline = time.monotonic() + retry_seconds
+    while True:
+        try:
+            checkpointer.save("base")
+            checkpointer.wait()
+            return
+        except (SnapshotError, StorageError) as error:
+            if not _is_refused_by_system(error) or time.monotonic() >= deadline:
+                raise
+            logger.warning(
+                "worker %d cannot save the trained model: %s; its peers wait, trying again",
+                *(rank, error.__cause__ or error),
+            )
+        time.sleep(max(0.0, min(_PAUSE_SECONDS, deadline - time.monotonic())))
+
+
+def save_for_successor(checkpointer: Checkpointer, rank: int) -> None:
+    """Save all rows of a worker that leaves, once; log it if that fails."""
+    try:
+        checkpointer.save("base")
+        checkpointer.wait()
+    except (SnapshotError, StorageError, StoreError, UsageError) as error:
+        logger.warning(
+            "worker %d leaves without a snapshot of step %d: %s",
+            *(rank, checkpointer.step_count, error.__cause__ or error),
+        )
+    else:
+        logger.info("worker %d leaves after step %d", rank, checkpointer.step_count)
+
+
+def close_saved(checkpointer: Checkpointer) -> None:
+    """Close the Checkpointer of a trained model that was saved: earlier failures are history."""
+    try:
+        checkpointer.close()
+    except SnapshotError as error:
+        logger.warning("the trained model was saved; before that, %s", error)
+
+
+def _is_refused_by_system(error: BaseException | None) -> bool:
+    """Return whether an OSError is at the bottom of it: a full disk, a lost mount, an I/O error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return True
+        error = error.__cause__
+    return False

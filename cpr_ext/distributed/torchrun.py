@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,6 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from cpr_ext.distributed.host_process import HostProcess
 from cpr_ext.distributed.identity.job_secret import SECRET_FILE
 from cpr_ext.distributed.identity.worker_identity import (
     ADDRESS,
@@ -46,6 +48,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
+from cpr_ext.distributed.rendezvous_host import listen
 from cpr_ext.errors import RendezvousError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 
@@ -54,6 +57,40 @@ logger = logger_of("jobs")
 _PORT = 29400
 _JOIN_SECONDS = 600
 _SPARE_SECONDS = 5.0  # in which a worker recovers, and the start of the next spare takes no time
+
+
+class HostProcess:
+    """Hosts the rendezvous, also beyond this process, while anybody is connected.
+
+    Args:
+        environment: of the process; has the job's secret.
+        host, port: to listen on.
+
+    Raises:
+        RendezvousError: nothing can listen there.
+    """
+
+    def __init__(self, environment: Mapping[str, str], host: str, port: int) -> None:
+        self._listener = listen(host, port)
+        self._environment = dict(environment)
+        self.process = self._start()
+
+    def restart_if_dead(self) -> None:
+        """Start another process in place of one that ended."""
+        if self.process.poll() is not None:
+            self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        descriptor = self._listener.fileno()
+        module = "cpr_ext.distributed.rendezvous_host"
+        return subprocess.Popen(
+            [sys.executable, "-m", module, "--listen-fd", str(descriptor), "--while-needed"],
+            env=self._environment,
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it; workers may need it while they end
+        )
 
 
 class CprRendezvous(RendezvousHandler):

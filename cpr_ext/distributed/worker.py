@@ -68,8 +68,14 @@ from cpr_ext.distributed.identity.worker_identity import (
     TimeOuts,
     worker_directory,
 )
-from cpr_ext.distributed.job import Event, Job, Recovery
-from cpr_ext.distributed.last_save import close_saved, save_for_successor, save_trained
+from cpr_ext.distributed.job import (
+    Event,
+    Job,
+    Recovery,
+    close_saved,
+    save_for_successor,
+    save_trained,
+)
 from cpr_ext.distributed.parity.member import ParityMember
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.rendezvous.rendezvous import LeavingError, Rendezvous

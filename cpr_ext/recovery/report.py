@@ -168,11 +168,6 @@ class RecoveryReport:
             text += f"; up to {self.rows_possibly_stale} further rows may be older"
         return text
 
-    @property
-    def unreadable_paths(self) -> set[Path]:
-        """Segments that could not be read, as a whole or in part."""
-        return {damaged.path for damaged in self.damaged_segments if damaged.is_unreadable}
-
 
 @dataclass
 class Findings:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.last_save import close_saved, save_trained
+from cpr_ext.distributed.job import close_saved, save_trained
 from cpr_ext.errors import SnapshotError, UsageError
 from python_tests.helpers import assert_same
 

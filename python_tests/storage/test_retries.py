@@ -77,8 +77,7 @@ def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_dur
     with refused(monkeypatch, path):
         report = run.checkpointer.recover(on_read_error="fall_back")
     assert report.step == 3
-    assert [d.is_unreadable for d in report.damaged_segments] == [True]
-    assert report.unreadable_paths == {path}
+    assert [(d.path, d.is_unreadable) for d in report.damaged_segments] == [(path, True)]
     assert contents(store) == before
     run.die()  # before anything newer was saved: all is still there
     again = open_run(store, store=cpr_ext.StoreOptions(None, cpr_ext.Retention(3)))

@@ -29,9 +29,8 @@ from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, holders, hosts_by_count, part_held, place
-from cpr_ext.distributed.parity.protection import Protection
+from cpr_ext.distributed.parity.protection import Protection, RebuildProgress
 from cpr_ext.distributed.parity.protocol import Piece, Report, Soundness
-from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
 from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
 from cpr_ext.distributed.parity.sender import Sender

@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from cpr_ext.integrations.torchrec.checkpointing import make_checkpointer
-from cpr_ext.integrations.torchrec.environment import sharding_env
+from cpr_ext.integrations.torchrec.planned_shards import sharding_env
 from cpr_ext.integrations.torchrec.sharded_tables import find_sharded_tables
 from cpr_ext.runtime.log_text import hide_foreign_warnings
 

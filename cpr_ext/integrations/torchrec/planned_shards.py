@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import (
@@ -19,6 +20,7 @@ from torch.distributed._shard.sharded_tensor.metadata import (
     TensorProperties,
 )
 from torch.distributed._shard.sharded_tensor.shard import Shard
+from torchrec.distributed import ShardingEnv, collective_utils
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.modules.embedding_configs import data_type_to_dtype
@@ -134,3 +136,20 @@ def _making(make: _Make) -> Iterator[None]:
         yield
     finally:
         ShardedTensor._init_from_local_shards = asks  # type: ignore[method-assign]
+
+
+def sharding_env(group: dist.ProcessGroup) -> Any:
+    """Return the ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
+
+    ``ShardingEnv.from_process_group(group)``, and what TorchRec would exchange. Whether collectives
+    are validated it would broadcast from rank 0: the environment variable
+    ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks. Where the shards of an
+    ``EmbeddingCollection`` are, and the sizes of maps of managed collisions, it would gather: they
+    are those of the plan.
+    """
+    if not collective_utils._INITIALIZED:
+        enabled = collective_utils._resolve_enablement_on_leader()
+        collective_utils._USE_COLLECTIVE_VALIDATION = enabled
+        collective_utils._INITIALIZED = True
+    take_shards_from_plans()
+    return ShardingEnv.from_process_group(group)

@@ -20,15 +20,12 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import get_unwrapped_module
+from torchrec.distributed.memory_stashing import MemoryStashingManager
+from torchrec.distributed.model_parallel import DMPCollection, get_unwrapped_module
 
 from cpr_ext import Table
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
-from cpr_ext.integrations.torchrec.refused_models import (
-    refuse_replicas_of_shards,
-    refuse_stashing,
-)
 from cpr_ext.integrations.torchrec.row_cache import RowCache, refuse_unsafe_cache
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.table_part import TablePart
@@ -280,3 +277,24 @@ def _fused_states(operator: Any, index: int) -> dict[str, torch.Tensor]:
     states = operator.get_optimizer_state()[index]
     # "iter" counts steps of all tables; it is no row's.
     return {name: state for name, state in states.items() if name != "iter"}
+
+
+def refuse_replicas_of_shards(model: nn.Module) -> None:
+    """Raise UsageError for 2-D parallelism: groups of ranks that each have all shards."""
+    if isinstance(model, DMPCollection):
+        raise UsageError(
+            "the model is a DMPCollection (2-D parallel): each group of ranks trains its own copy "
+            "of the tables, and their mean replaces the rows of all from time to time. Such jobs "
+            "are not saved yet; use DistributedModelParallel"
+        )
+
+
+def refuse_stashing(name: str) -> None:
+    """Raise UsageError if a pipeline moves rows, or their state, to other memory meanwhile."""
+    if MemoryStashingManager.is_enabled():
+        raise UsageError(
+            f"table '{name}': a pipeline stashes tables or optimizer state "
+            "(TrainPipelineSparseDistOptStash, TrainPipelineSparseDistEmbStash, "
+            "TrainPipelinePrefetchEMS): their memory is empty for a part of each step. Use "
+            "TrainPipelineSparseDist"
+        )

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from cpr_ext.distributed.parity.protection import Protection
-from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
+from cpr_ext.distributed.parity.protection import Protection, RebuildProgress
 from cpr_ext.saving.metrics import ParityMetrics
 
 

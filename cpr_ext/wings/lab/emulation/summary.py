@@ -32,11 +32,6 @@ class Estimate:
     high: float
     count: int
 
-    @property
-    def includes_zero(self) -> bool:
-        """Whether zero is within the interval; True if the bounds are nan."""
-        return not (self.low > 0 or self.high < 0)
-
 
 @dataclass(frozen=True)
 class Line:
