@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def test_a_spare_of_the_launcher_takes_the_place_of_a_killed_worker(tmp_path, un
     """Its predecessor's agent stands by."""
     with closing(Started(tmp_path)) as job:
         job.run(*LAUNCH, "--nproc", 2, WORKER, tmp_path)
+        job.wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 3)
+        time.sleep(2)  # the rendezvous knows of all three
         worker, _ = job.order(1, "wait")
         os.kill(worker, signal.SIGKILL)
         job.wait_until(lambda: job.lost(0) == [ALL, [1]])

@@ -14,7 +14,7 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 EXAMPLE = [ROOT / "examples/torchrec_dlrm.py", "--rows", "2000", "--store", "stores"]
-_WAIT_SECONDS = 120
+_WAIT_SECONDS = 400
 
 
 def start(command, directory):

@@ -19,6 +19,7 @@ class _StartedByAgent:
 
     def __init__(self, settings):
         self.settings = settings
+        Path(settings.directory, f"ready-{os.getpid()}").touch()  # takes its rank, or stands by
         store = Path(settings.directory) / settings.stores
         self.worker = Worker.from_environment(
             store, **worker_options(settings), observe=self.observe
