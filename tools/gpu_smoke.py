@@ -115,7 +115,8 @@ def gather(gpu: Any) -> None:
 
 @layer
 def round_rows(gpu: Any) -> None:
-    from cpr_ext.state.precision import PRECISIONS, encode_rows, stored_row_bytes
+    from cpr_ext.state.precision import PRECISIONS, stored_row_bytes
+    from python_tests.rounding import encode_rows
 
     rows = np.random.default_rng(0).standard_normal((3000, 64)).astype(np.float32)
     rows[7, 3], rows[9], rows[11, 5] = np.inf, 1e-42, 1e38

@@ -31,6 +31,9 @@ class RebasePolicy:
         self._names: ArrayNames | None = None  # as of the last call, of tables without keys
         self._states = native.TensorVersions(len(tables), is_row_state)
         self._has_failed = False
+        # A base that failed leaves clean rows without a hash, so no snapshot can be checked until
+        # there is one. On a full disk a partial one may have room: the next is that.
+        self._owes_base = self._is_after_base = False
 
     def array_names(self) -> ArrayNames:
         """Return the arrays of a row now, by table: an optimizer may add to them."""
@@ -51,7 +54,8 @@ class RebasePolicy:
             and self._base_bytes > 0
             and self._partial_bytes > self._rebase_after * self._base_bytes
         )
-        return "base" if is_outgrown else "partial"
+        is_owed = self._owes_base and not self._is_after_base
+        return "base" if is_outgrown or is_owed else "partial"
 
     @property
     def has_base(self) -> bool:
@@ -65,7 +69,9 @@ class RebasePolicy:
 
     def note_committed(self, kind: SnapshotKind, file_bytes: int, arrays: ArrayNames) -> None:
         """Record that a snapshot of these arrays is durable."""
+        self._is_after_base = False
         if kind == "base":
+            self._owes_base = False
             self._base_arrays = arrays
             self._base_bytes, self._partial_bytes = file_bytes, 0
         else:
@@ -73,6 +79,8 @@ class RebasePolicy:
 
     def note_failed(self, kind: SnapshotKind, error: Exception) -> None:
         """Record a failed snapshot. One that was aborted for a change of the model is due again."""
+        if kind == "base":
+            self._owes_base = self._is_after_base = True
         was_given_up = isinstance(error, SnapshotError)
         self._has_failed = self._has_failed or (kind == "base" and not was_given_up)
 
@@ -83,6 +91,7 @@ class RebasePolicy:
     def note_recovered(self) -> None:
         """Record that the model equals the newest snapshots of its store."""
         self._base_arrays = self.array_names()
+        self._owes_base = False
         self.measure_store()
 
     def measure_store(self) -> None:

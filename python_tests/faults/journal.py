@@ -127,7 +127,7 @@ def read_promise(lines: Sequence[str], store: str, states: States) -> Promise:
         elif event == "acknowledged":
             # Nothing older than it any more; what was captured later may be there already.
             promise.allowed = promise.allowed[promise.allowed.index(seq) :]
-            if is_complete[seq]:
+            if is_complete[seq] and more[0]:  # after a base that failed, no check can be made
                 promise.complete = promise.complete[promise.complete.index(seq) :]
         elif event == "leaving":
             promise.allowed.append(seq)

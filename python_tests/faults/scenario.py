@@ -185,9 +185,9 @@ class Life:
         """Write down that a snapshot is committed, if it is."""
         if snapshot is not None and snapshot.state == "committed":
             seq, is_complete = self._watcher.captured[self._name, snapshot.number]
-            if is_complete:
+            if is_complete and snapshot.is_complete:
                 self._last_complete = seq
-            self._journal.write("acknowledged", self._name, seq)
+            self._journal.write("acknowledged", self._name, seq, int(snapshot.is_complete))
 
     def end(self) -> None:
         """As a process that is done, or dies."""

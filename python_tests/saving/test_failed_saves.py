@@ -15,6 +15,7 @@ from cpr_ext.errors import (
     UntrackedChangeWarning,
     UsageError,
 )
+from cpr_ext.storage.store import Store
 from python_tests.helpers import Trained, assert_same, row_records
 
 NEVER = cpr_ext.EverySteps(1000)
@@ -131,6 +132,29 @@ def test_a_failed_save_costs_itself_alone_and_is_told(tmp_path, broken, cause, t
     fresh = Trained(tmp_path / "store", seed=5, optimizer="sgd", **OPTIONS)
     assert fresh.checkpointer.recover().damaged_segments == []
     assert_same(fresh.rows(), rows)
+
+
+def test_after_a_base_that_failed_and_a_partial_one_the_next_is_a_base_and_a_point(
+    tmp_path, monkeypatch
+):
+    """A failed base leaves rows without hashes: nothing without all of them can be checked."""
+    run = Trained(tmp_path / "store", priority=cpr_ext.AllRows(), **OPTIONS)
+    run.train(1)
+    run.checkpointer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", lambda *_, **__: 1 / 0)
+        run.checkpointer.save("base")
+        with pytest.raises(SnapshotError):
+            run.checkpointer.wait()
+    run.checkpointer.schedule = cpr_ext.EverySteps(1)
+    found = []
+    for _ in range(3):
+        run.train(1)
+        run.checkpointer.wait()
+        newest = run.store.manifest.newest
+        found.append((run.store.manifest.rows[-1].kind, newest.is_complete))
+    assert found == [("partial", False), ("base", True), ("partial", True)]
+    run.checkpointer.close()
 
 
 def test_nan_is_saved_when_asked_for(tmp_path):
