@@ -84,6 +84,9 @@ class MotoObjects:
         ]
         return buckets["bucket"].keys
 
+    def read_tagged(self, key):
+        return self.read(key), ""
+
     def read(self, key, begin=0, end=None):
         found = self._keys().get(f"job/{key}")
         if found is None:
