@@ -312,7 +312,10 @@ std::vector<RowComparison> compare_changing(const std::vector<ChangingRows>& tab
                                             ThreadPool* pool) {
   std::vector<RowComparison> found(tables.size());
   int64_t num_rows = 0;
-  for (const ChangingRows& each : tables) num_rows += each.row_ids.size;
+  for (const ChangingRows& each : tables) {
+    num_rows += each.row_ids.size;
+    each.tracker->settle();  // here: what is counted may itself need the pool
+  }
   const auto compare = [&](int64_t i) { found[i] = tables[i].hashes->compare_each(tables[i]); };
   const auto num_tables = static_cast<int64_t>(tables.size());
   if (pool == nullptr || num_rows < kRowsToShare) {

@@ -1,6 +1,7 @@
 """Rows are counted on another thread; no call of a tracker shows that."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -32,6 +33,30 @@ def set_gradient(parameter, row_ids):
 
 def counters(number, num_rows=ROWS):
     return [_C.AccessCounter(name=f"t{i}", num_rows=num_rows) for i in range(number)]
+
+
+def test_rows_are_compared_by_threads_that_the_counting_needs_too():
+    """Else each waits for the other, and training for both."""
+    num_rows = 400_000  # of three tables: enough that counting shares them among threads
+    weights, trackers = [weight(num_rows) for _ in range(3)], counters(3, num_rows)
+    hashes = [_C.HostRowHashes(name=each.name, num_rows=num_rows) for each in trackers]
+    arrays = [[parameter.detach()] for parameter in weights]
+    counter = _C.RowCounter(weights, [[tracker] for tracker in trackers], POOL)
+    for parameter in weights:
+        set_gradient(parameter, np.arange(num_rows))
+    row_ids = [np.arange(1000)] * 3
+
+    def compare():
+        for _ in range(10):
+            for each, of_table in zip(hashes, arrays, strict=True):
+                each.record_range(of_table, 0, num_rows)
+            counter.count_gradients(range(3))
+            _C.compare_changing(hashes, arrays, trackers, row_ids, POOL)
+
+    thread = threading.Thread(target=compare, daemon=True)
+    thread.start()
+    thread.join(100)
+    assert not thread.is_alive()
 
 
 @examples(40)
