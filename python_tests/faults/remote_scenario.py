@@ -134,7 +134,7 @@ class Job:
             self._blame(f"step {step} was never saved")
 
     def save(self, kind: Any = "partial", *, steps: int = 1) -> None:
-        """Train, save, and wait until the state is copied; if the process is killed, again."""
+        """Train, save, and wait until the state is copied, or the process is killed."""
         life = self.life
         life.train(steps)
         self.states[life.checkpointer.step_count] = clone(life.rows())
@@ -186,7 +186,9 @@ class Job:
         self._machine += 1
 
     def old_machine_returns(self) -> None:
-        """Its process opens its store and adds nothing to the copy."""
+        """Its process opens its store and adds nothing to the copy, which has moved on."""
+        while not self.wait_for_copy():  # of a save during which the process was killed
+            self.die()
         before = newest_state(self.objects.held)
         assert before is not None
         for _ in range(_TRIES):
