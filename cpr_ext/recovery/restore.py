@@ -5,7 +5,6 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.recovery.damage_accounting import (
     OpenedSegments,
     Ranges,
@@ -30,8 +29,9 @@ from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table
+from cpr_ext.storage import retries
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import UnreadableError, damage_of, native_read_errors
+from cpr_ext.storage.retries import damage_of
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
@@ -218,11 +218,11 @@ def _restore_segments(
         pool=live.threads,
         direct_io=live.direct_io,
         on_progress=RecoveryProgress(sum(file_bytes.values())),
-        **native_read_errors(*file_bytes),
+        pauses_seconds=retries.pauses_seconds,
     )
     findings.segments_read += len(file_bytes)
     for usable, group in groupby(zip(found, results, strict=True), itemgetter(0)):
-        segment, damaged, errors = usable.rows.segment, set(), []
+        segment, damaged, error = usable.rows.segment, set(), None
         findings.bytes_read += segment.layout.header_bytes
         for _, result in group:  # of several ranges, which may share a damaged chunk
             findings.rows_rounded += sum(
@@ -232,13 +232,11 @@ def _restore_segments(
             )
             findings.bytes_read += result["bytes_read"]
             damaged |= {(table, first) for table, first, *_ in result["damaged"]}
-            if error := damage_of(segment.path, result):
-                errors.append(error)
+            error = error or damage_of(segment.path, result)
         usable.damaged |= {n for n, chunk in enumerate(segment.chunks) if chunk[:2] in damaged}
-        if errors:
+        if error is not None:
             num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
-            worst = max(errors, key=lambda error: isinstance(error, UnreadableError))
-            findings.add_damaged(segment.path, worst, num_rows)
+            findings.add_damaged(segment.path, error, num_rows)
 
 
 @dataclass
@@ -308,7 +306,7 @@ def read_dense(reader: StoreReader, record: SegmentRecord, *, direct_io: bool = 
         chunks=segment.chunks,
         slots=slots_for([segment]),
         direct_io=direct_io,
-        **native_read_errors(segment.path),
+        pauses_seconds=retries.pauses_seconds,
     )
     if error := damage_of(segment.path, result):
         raise error
@@ -334,7 +332,7 @@ def newest_undamaged(
 
     Raises:
         DamageError: all are damaged; the message names the newest.
-        StorageError: the same, and at least one could not be read.
+        StorageError: one could not be read.
     """
     num_known = len(findings.damaged_segments)
     for record in reversed(candidates):
@@ -342,9 +340,5 @@ def newest_undamaged(
             return record, read_dense(reader, record)
         except DamageError as error:
             findings.add_damaged(reader.path_of(record), error)
-    damaged = findings.damaged_segments[num_known:]
-    newest = damaged[0]
-    if any(segment.is_unreadable for segment in damaged):
-        text = f"no dense part that can be read is left: {newest.reason}"
-        raise StorageError(errno.EIO, text, str(newest.path))
+    newest = findings.damaged_segments[num_known]
     raise DamageError(f"no undamaged dense part is left: {newest.reason}")
