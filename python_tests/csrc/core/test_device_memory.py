@@ -112,8 +112,11 @@ def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kin
     emulator.set_capturing(True)
     tracker.observe(np.array([3]))
     assert emulator.set_capturing(False)
-    emulator.replay_graph()
-    assert tracker.num_dirty() == 1
+    assert tracker.num_dirty() == 0
+    for _ in range(2):
+        emulator.replay_graph()
+        assert tracker.num_dirty() == 1
+    assert kind != "AccessCounter" or tracker.counts()[3] == 2
 
 
 def test_a_mark_breaks_no_capture_and_rows_are_not_named_to_a_device_in_one(emulated):

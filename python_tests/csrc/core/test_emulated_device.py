@@ -1,6 +1,5 @@
 """csrc/testing/: the emulated device finds what it is there to find."""
 
-import numpy as np
 import pytest
 
 from python_tests.csrc.segments import SANITIZER
@@ -91,18 +90,6 @@ def test_a_wait_on_another_thread_breaks_a_capture_unless_the_thread_may(emulate
     emulator = emulated.native.emulator
     assert emulator.wait_beside_capture(waits_beside=False) == UNSUPPORTED
     assert emulator.wait_beside_capture(waits_beside=True) == 0
-
-
-def test_what_is_captured_runs_at_each_replay(emulated):
-    emulator = emulated.native.emulator
-    counter = emulated.access_counter("t", 10)
-    emulator.set_capturing(True)
-    counter.observe(np.array([3, 3, 5]))
-    assert emulator.set_capturing(False)
-    assert counter.counts().sum() == 0
-    for _ in range(2):
-        emulator.replay_graph()
-    assert counter.counts()[[3, 5]].tolist() == [4, 2]
 
 
 def test_a_pool_without_a_threshold_maps_its_memory_anew_after_each_wait(emulated):

@@ -287,22 +287,6 @@ def test_a_batch_is_counted_table_by_table(tables, pool, seed):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_the_number_of_threads_changes_no_tracker(pool):
-    random, cpu = np.random.default_rng(0), backends.find("cpu")
-    trackers, alone = ([make(cpu, rows=1000) for make in KINDS.values()] for _ in range(2))
-    which = random.integers(0, 4, 12)
-    for _ in range(3):
-        indices = [random.integers(0, 1000, 25_000) for _ in which]
-        _C.count_lookups([trackers[i] for i in which], indices, pool)
-        for i, rows in zip(which, indices, strict=True):
-            alone[i].observe(rows)
-        for tracker, other in zip(trackers, alone, strict=True):
-            first = tracker.select(0, 1000, 50, weight=WEIGHT)
-            np.testing.assert_array_equal(first, other.select(0, 1000, 50, weight=WEIGHT))
-            np.testing.assert_array_equal(tracker.dirty_rows(), other.dirty_rows())
-
-
-@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("num_indices", [3, 100_000])
 def test_one_bad_index_leaves_every_table_as_it_was(pool, num_indices):
     trackers = counters(10, 20, 30)

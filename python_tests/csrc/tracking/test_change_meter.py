@@ -19,6 +19,17 @@ def make(weight, name="t"):
     return _C.ChangeMeter(name=name, weight=weight)
 
 
+def test_what_a_failed_save_gave_back_is_added_to_what_a_row_moves_from_then_on(backend):
+    weight = np.zeros((4, 1), dtype=np.float32)
+    meter = backend.change_meter("t", weight)
+    meter.observe(np.array([1, 2]))
+    weight[1], weight[2] = 3, 4
+    taken = meter.take(np.array([1]), weight=weight)
+    meter.put_back(taken)
+    weight[1] = 1  # 3 and 2
+    assert meter.select(0, 4, 1, weight=weight).tolist() == [1]
+
+
 def test_infinities_are_changes_and_not_nan(backend):
     weight = np.zeros((5, 9), dtype=np.float32)
     weight[0, 1] = weight[1, 1] = np.inf
