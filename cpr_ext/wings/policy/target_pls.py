@@ -8,7 +8,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
 from cpr_ext.saving.schedules import Progress, RunCosts, Schedule, WhenBusy
-from cpr_ext.wings.policy.costs import JobCosts, JobSize, StateBytes, require_positive
+from cpr_ext.wings.policy.costs import JobCosts, JobSize, duration, require_positive
 from cpr_ext.wings.policy.expectation import expected_partial_recovery
 from cpr_ext.wings.policy.parity import ParityCosts
 from cpr_ext.wings.policy.planner import Planner
@@ -164,23 +164,24 @@ class TargetPLS(Schedule):
         load_shard_hours = costs.load_shard_hours
         if load_shard_hours is None:
             load_shard_hours = load_hours * job.shards_per_failure / job.num_shards
-        state_bytes = None
+        cost_share = None
         if costs.prioritized_bytes:
-            state_bytes = StateBytes(costs.prioritized_bytes, costs.other_bytes)
+            saved_bytes = costs.fraction * costs.prioritized_bytes + costs.other_bytes
+            cost_share = saved_bytes / (costs.prioritized_bytes + costs.other_bytes)
         return Planner(
             job,
             JobCosts(save_hours, load_hours, load_shard_hours, self.reschedule_hours),
             self.mtbf_hours,
             fraction=costs.fraction,
-            state_bytes=state_bytes,
+            cost_share=cost_share,
             parity=self.parity,
         )
 
     def _log(self, job: JobSize, turn_hours: float, pls: float) -> None:
         assert self.interval_hours is not None
         text = (
-            f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "
-            f"all rows in turn every {_time(turn_hours)}, expected PLS {pls:.3g} on "
+            f"TargetPLS({self.target_pls:g}): a snapshot every {duration(self.interval_hours)}, "
+            f"all rows in turn every {duration(turn_hours)}, expected PLS {pls:.3g} on "
             f"{job.num_shards} shards at an MTBF of {self.mtbf_hours:.3g} h"
         )
         cheaper = ""
@@ -204,7 +205,7 @@ class TargetPLS(Schedule):
             return
         logger.info(text)
         if said is None and self.num_shards is None:
-            logger.info(_OWN_DEATH, self.target_pls, _time(self.interval_hours))
+            logger.info(_OWN_DEATH, self.target_pls, duration(self.interval_hours))
         if self.plan is not None and cheaper == "full" and (said is None or said[1] != "full"):
             logger.warning(_DEARER, self.target_pls, self.plan.reason)
 
@@ -218,9 +219,3 @@ class TargetPLS(Schedule):
 
 def _about_same(new: float, old: float) -> bool:
     return abs(new - old) <= _CHANGE * max(abs(old), 1e-12)
-
-
-def _time(hours: float) -> str:
-    if hours >= 1:
-        return f"{hours:.3g} h"
-    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.3g} s"
