@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
@@ -28,19 +27,6 @@ class Point:
     is_full_recovery_point: bool
     dense_bytes: int
     is_rounded: bool | None = False
-
-
-@dataclass(frozen=True)
-class PrecisionSummary:
-    """What the newest snapshot's segments keep in one precision.
-
-    Attributes:
-        kept_as: "exact", a precision such as "int8", or "row ids".
-        file_bytes: without padding.
-    """
-
-    kept_as: str
-    file_bytes: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,6 @@ class StoreSummary:
     Attributes:
         points: recovery points, newest last; empty: no snapshot was committed as a whole.
         file_bytes: of all live segments, dense parts included.
-        precisions: what the newest snapshot's rows take, by precision.
         keys: of keyed tables.
     """
 
@@ -98,7 +83,6 @@ class StoreSummary:
     rows: RowsSummary
     tables: tuple[TableSummary, ...]
     file_bytes: int
-    precisions: tuple[PrecisionSummary, ...] = ()
     keys: tuple[KeysSummary, ...] = ()
 
 
@@ -127,7 +111,6 @@ def _inspect(reader: StoreReader) -> StoreSummary:
         rows=rows,
         tables=tuple(_summarise_table(reader, name) for name in reader.tables),
         file_bytes=rows.file_bytes + sum(point.dense_bytes for point in points),
-        precisions=_summarise_precisions(reader),
         keys=_summarise_keys(reader),
     )
 
@@ -164,17 +147,6 @@ def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
             raise DamageError(f"{segment.path}: its numbers of keys are not as written")
         found.append(KeysSummary(name, table.num_embeddings, held, evicted))
     return tuple(found)
-
-
-def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
-    """Add up what is kept in each precision; nothing if a header is damaged."""
-    sizes: dict[str, int] = {}
-    if reader.manifest.dense:
-        with suppress(DamageError):
-            for segment in reader.open_at(reader.newest().snapshot):
-                for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
-                    sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
-    return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
 
 
 def _summarise_rows(records: tuple[SegmentRecord, ...]) -> RowsSummary:
