@@ -88,7 +88,7 @@ class TrainResult:
         pls: portion of lost samples, over the whole run.
         share_of_row_updates_lost: share of this process's row updates that failures removed; None:
             not counted, or shards were lost without recovery.
-        warnings: what the data source found malformed, and what damage of the store took.
+        warnings: what damage of the store took.
     """
 
     auc: float
@@ -243,7 +243,7 @@ class Trainer:
             store=None if self._options.store is None else str(self._options.store),
             losses=self._log.losses,
             snapshot_log=self._log.snapshots,
-            warnings=[*self._source.warnings(), *self._log.damage],
+            warnings=self._log.damage,
         )
 
     def _train_epochs(self) -> None:
