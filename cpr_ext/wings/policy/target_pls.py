@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
 from cpr_ext.saving.schedules import Progress, RunCosts, Schedule, WhenBusy
-from cpr_ext.wings.policy.costs import JobCosts, JobSize, duration, require_positive
+from cpr_ext.wings.policy.costs import (
+    JobCosts,
+    JobSize,
+    duration,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
 from cpr_ext.wings.policy.expectation import expected_partial_recovery
 from cpr_ext.wings.policy.parity import ParityCosts
 from cpr_ext.wings.policy.planner import Planner
@@ -75,22 +80,19 @@ class TargetPLS(Schedule):
         parity: ParityCosts | None = None,
         when_busy: WhenBusy = "delay",
     ) -> None:
-        if not 0 < as_number("target_pls", target_pls) <= 1:
-            raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
-        as_number("mtbf_hours", mtbf_hours)
-        require_positive({"mtbf_hours": mtbf_hours})
+        require_share("target_pls", as_number("target_pls", target_pls))
         if total_samples is not None and total_hours is not None:
             raise UsageError("total_samples and total_hours both set the job's length; give one")
-        for name, value in (("total_samples", total_samples), ("total_hours", total_hours)):
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} is {value}; it must be above 0")
-        if shards_per_failure < 1 or not 0 <= reschedule_hours < math.inf:
-            raise UsageError(
-                f"shards_per_failure is {shards_per_failure} and reschedule_hours "
-                f"{reschedule_hours}; needed: at least 1, and not negative"
-            )
-        if num_shards is not None and num_shards < 1:
-            raise UsageError(f"num_shards is {num_shards}; it must be at least 1, or None")
+        lengths = {"total_samples": total_samples, "total_hours": total_hours}
+        given = {name: value for name, value in lengths.items() if value is not None}
+        require_positive({"mtbf_hours": as_number("mtbf_hours", mtbf_hours), **given})
+        require_not_negative({"reschedule_hours": reschedule_hours})
+        for name, number in (
+            ("shards_per_failure", shards_per_failure),
+            ("num_shards", num_shards),
+        ):
+            if number is not None and number < 1:
+                raise UsageError(f"{name} is {number}; it must be at least 1")
         self.target_pls = target_pls
         self.mtbf_hours = mtbf_hours
         self.total_samples = total_samples

@@ -135,9 +135,8 @@ def check_cuda() -> Check:
         native: Any = importlib.import_module("cpr_ext._native").native
     except Exception:
         return Check("CUDA", "note", "unknown", "see above")
-    found = (
-        f"torch for CUDA {torch.version.cuda}, cpr_ext {'with' if native.has_cuda else 'without'}"
-    )
+    built = "with" if native.has_cuda else "without"
+    found = f"torch for CUDA {torch.version.cuda}, cpr_ext built {built} it"
     if not torch.cuda.is_available():
         if not Path("/dev/nvidia0").exists():
             return Check("CUDA", "ok", f"{found}; no GPU")

@@ -133,15 +133,15 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"target_pls": 0}, "target_pls is 0; it is a share"),
+        ({"target_pls": 0}, "target_pls is 0.0; it is a share"),
         ({"target_pls": 1.2}, "target_pls is 1.2"),
-        ({"mtbf_hours": -3}, "mtbf_hours is -3; it must be above 0"),
+        ({"mtbf_hours": -3}, "mtbf_hours is -3.0; it must be above 0"),
         ({"mtbf_hours": 0}, "mtbf_hours is 0"),
         ({"total_hours": 0}, "total_hours is 0"),
         ({"total_samples": -5}, "total_samples is -5"),
         ({"total_samples": 5, "total_hours": 5}, "both set the job's length"),
         ({"shards_per_failure": 0}, "shards_per_failure is 0"),
-        ({"reschedule_hours": -1}, "reschedule_hours -1"),
+        ({"reschedule_hours": -1}, "reschedule_hours is -1"),
         ({"num_shards": 0}, "num_shards is 0"),
     ],
 )

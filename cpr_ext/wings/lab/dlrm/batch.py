@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,29 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
-TableOptimizerName = Literal["rowwise_adagrad", "adagrad", "sgd"]
-
-
 @dataclass(frozen=True)
 class Hyperparameters:
     """Settings with which one source and the `tiny` model were tuned.
 
     Attributes:
-        table_optimizer: ``rowwise_adagrad`` (one accumulator per row), ``adagrad``
-            (one per element) or ``sgd`` (no state); all work on sparse gradients.
-        table_lr: learning rate of the embedding tables.
+        table_lr: learning rate of the embedding tables, which are trained with row-wise Adagrad.
         dense_lr: learning rate of the MLPs, which are trained with Adagrad.
         batch_size: samples per step.
         epochs: passes over the training samples.
 
     Raises:
-        UsageError: an unknown optimizer, or a number that is not positive.
+        UsageError: a number that is not positive.
     """
 
-    table_optimizer: TableOptimizerName = "rowwise_adagrad"
     table_lr: float = 0.05
     dense_lr: float = 0.01
     batch_size: int = 128
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        allowed = get_args(TableOptimizerName)
-        if self.table_optimizer not in allowed:
-            raise UsageError(
-                f"table_optimizer is {self.table_optimizer!r}; allowed: {', '.join(allowed)}"
-            )
-        for name in ("table_lr", "dense_lr", "batch_size", "epochs"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be positive")
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise UsageError(f"{name} is {value!r}; it must be positive")
 
 
 @dataclass

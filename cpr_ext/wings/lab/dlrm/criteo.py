@@ -82,9 +82,7 @@ class Criteo:
     num_dense = NUM_DENSE
     num_train_samples: int | None = None
     # Not tuned: the project has no Criteo data.
-    recommended = Hyperparameters(
-        table_optimizer="rowwise_adagrad", table_lr=0.03, dense_lr=0.01, batch_size=128, epochs=1
-    )
+    recommended = Hyperparameters(table_lr=0.03, dense_lr=0.01, batch_size=128, epochs=1)
 
     def __init__(self, path: str | Path, num_embeddings: Sequence[int]) -> None:
         if len(num_embeddings) != NUM_TABLES or min(num_embeddings) < 1:

@@ -54,8 +54,8 @@ class AccessSkew:
         return np.minimum((position * num_embeddings).astype(np.int64), num_embeddings - 1)
 
 
-def production_skew(year: str = "2022") -> AccessSkew:
-    """Return the skew measured over all tables of a production model of Meta, in `year`.
+def production_skew() -> AccessSkew:
+    """Return the skew measured over all tables of a production model of Meta, in 2022.
 
     From the published statistics of facebookresearch/dlrm_datasets (access_locality.json, which
     names its source and licence). Row shares are published with three digits. Where that rounds to
@@ -64,7 +64,7 @@ def production_skew(year: str = "2022") -> AccessSkew:
     are of the rows in use.
     """
     statistics = json.loads(_STATISTICS.read_text(encoding="utf-8"))
-    figures = statistics["years"][year]
+    figures = statistics["years"]["2022"]
     accesses_per_row = figures["accesses"] / figures["distinct_rows"]
     row_shares = []
     lower = 0.5
@@ -193,9 +193,7 @@ class Synthetic:
 
     name = "synthetic"
     # With the `tiny` preset: test AUC about 0.80, where the teacher has 0.87.
-    recommended = Hyperparameters(
-        table_optimizer="rowwise_adagrad", table_lr=0.03, dense_lr=0.02, batch_size=128, epochs=1
-    )
+    recommended = Hyperparameters(table_lr=0.03, dense_lr=0.02, batch_size=128, epochs=1)
 
     def __init__(
         self,

@@ -35,7 +35,6 @@ class RowsSummary:
 
     segments: int
     file_bytes: int
-    base_bytes: int
     base_step: int
     newest_step: int
 
@@ -154,7 +153,6 @@ def _summarise_rows(records: tuple[SegmentRecord, ...]) -> RowsSummary:
     return RowsSummary(
         segments=len(records),
         file_bytes=sum(record.file_bytes for record in records),
-        base_bytes=sum(record.file_bytes for record in bases),
         base_step=max((record.last_step for record in bases), default=-1),
         newest_step=max((record.last_step for record in records), default=-1),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cpr_ext.errors import StoreError
@@ -113,7 +113,7 @@ def verify_job(
     job: Stores,
     *,
     world_size: int | None = None,
-    on_progress: Callable[[int], OnProgress] = lambda store: lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> JobVerifyReport:
     """Check every byte of every worker's store, and that the stores fit together.
 
@@ -125,7 +125,7 @@ def verify_job(
         job: the directory that holds the stores of all workers, or these one by one; processes may
             be training on them.
         world_size: of a directory with jobs of several sizes, the one of so many workers.
-        on_progress: gives what to call with bytes checked and bytes in all of a store, by number.
+        on_progress: called with bytes checked and bytes in all of one store after the other.
 
     Raises:
         StoreError: there is no store, or there are those of several jobs.
@@ -134,9 +134,9 @@ def verify_job(
     found = find_stores(job, world_size=world_size)
     report = JobVerifyReport(str(found.directory))
     report.faults, report.notes = _membership(found)
-    for number, store in enumerate(found.stores):
+    for store in found.stores:
         try:
-            report.stores.append(verify(store, on_progress=on_progress(number)))
+            report.stores.append(verify(store, on_progress=on_progress))
         except StoreError as error:
             report.stores.append(VerifyReport(str(store), damaged=[Damage(str(store), str(error))]))
     if all(store.is_sound for store in report.stores):

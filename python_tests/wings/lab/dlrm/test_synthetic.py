@@ -52,9 +52,8 @@ def test_impossible_sizes_are_refused():
             Synthetic(**wrong)
 
 
-@pytest.mark.parametrize("year", ["2021", "2022"])
-def test_drawn_rows_have_the_skew_of_the_statistics(year):
-    skew = production_skew(year)
+def test_drawn_rows_have_the_skew_of_the_statistics():
+    skew = production_skew()
     num_embeddings, num_draws = 1_000_000, 2_000_000
     ranks = skew.ranks(np.random.default_rng(0).random(num_draws), num_embeddings)
     counts = np.bincount(ranks, minlength=num_embeddings)
