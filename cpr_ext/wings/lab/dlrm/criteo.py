@@ -74,7 +74,7 @@ class Criteo:
 
     Raises:
         DataError: a file is missing. While reading: it cannot be read, or a line is no sample.
-        UsageError: not 26 sizes. While reading: pyarrow is missing.
+        UsageError: not 26 sizes.
     """
 
     name = "criteo"
@@ -121,13 +121,9 @@ class Criteo:
 
 def _read(file: Path) -> Iterator[Samples]:
     """Yield the rows of a file, some thousands at a time; categories are not yet row ids."""
-    try:
-        import pyarrow
-        from pyarrow import csv
-    except ImportError as error:
-        raise UsageError(
-            'reading Criteo logs needs pyarrow: pip install "cpr_ext[train]"'
-        ) from error
+    import pyarrow
+    from pyarrow import csv
+
     integers = {f"integer_{n}": pyarrow.int64() for n in range(NUM_DENSE)}
     categories = {f"category_{n}": pyarrow.string() for n in range(NUM_TABLES)}
     types = {"label": pyarrow.int64(), **integers, **categories}

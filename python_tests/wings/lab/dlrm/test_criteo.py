@@ -1,5 +1,4 @@
 import gzip
-import sys
 
 import numpy as np
 import pytest
@@ -100,7 +99,7 @@ def test_a_line_that_is_no_sample_is_an_error(tmp_path, criteo_lines, bad, words
         assert words in str(raised.value)
 
 
-def test_what_cannot_be_read_is_named(tmp_path, criteo_file, monkeypatch):
+def test_what_cannot_be_read_is_named(tmp_path, criteo_file):
     whole = gzip.compress(criteo_file.read_bytes())
     for content, words in (
         (whole[: len(whole) // 2], r"day_0\.gz: cannot be read as a Criteo log"),
@@ -113,6 +112,3 @@ def test_what_cannot_be_read_is_named(tmp_path, criteo_file, monkeypatch):
     for sizes in ((5,) * 25, (5,) * 25 + (0,)):
         with pytest.raises(UsageError, match="26 tables"):
             Criteo(criteo_file, sizes)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r'pip install "cpr_ext\[train\]"'):
-        next(Criteo(criteo_file, TINY).train_batches(100))
