@@ -95,8 +95,7 @@ class Loop:
             optimizer.step()
         if "wrap" in self.changes:
             self.inner.step()  # of a wrapper that the Checkpointer does not know
-        if self.ckpt._saver.in_flight is None and self.ckpt.store.is_empty:
-            self.note()  # of the first base
+        self.note()  # for a base that begins with this step
         self.ckpt.step()
 
     def note(self):

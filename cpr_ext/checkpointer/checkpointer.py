@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -192,7 +192,7 @@ class Checkpointer:
         require_sound(self.step_count + 1, self.num_samples + num_samples)
         with self._guard.in_call("step()"):
             begun = self.session.step(num_samples, started)
-        if self._termination.is_wanted:
+        if self._termination.is_due():
             self._save_and_end()
         return begun
 
@@ -477,6 +477,8 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
+            if self._termination.has_ended_loader(traceback) and not self.session.is_past_step:
+                self._save_and_end()
             self._termination.close()
             self.session.abort(is_reported=exc_value is not None)
 
@@ -486,7 +488,7 @@ class Checkpointer:
         self._watch.detach()
         self._saver.detach()
 
-    def _save_and_end(self) -> None:
+    def _save_and_end(self) -> NoReturn:
         self.save("base")
         self.wait()
         self.close()
