@@ -97,7 +97,7 @@ class SavePattern:
 
     Attributes:
         fraction: share of the large tables' rows in one save; 1: all rows every ``T_save``.
-        cost_share: what one such save costs, as a share of saving everything: more than
+        cost_share: what one such save costs, as a share of saving everything. It is more than
             ``fraction`` where small tables and the dense part are saved whole each time.
     """
 
