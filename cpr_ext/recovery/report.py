@@ -88,9 +88,10 @@ class RecoveryReport:
             once): all but ``rows_missing``.
         rows_stale: rows that are older than the step from which training resumes, each counted
             once; those that had changed since they were last saved, and
-            ``older_rows``. None: not known. That is so where an optimizer changes rows without a
-            gradient (momentum, weight decay, Adam); and after a process died for large tables,
-            and for the stores of several processes.
+            ``older_rows``. What is written past PyTorch is in it once a check has found it. None:
+            not known. That is so where an optimizer changes rows without a gradient (momentum,
+            weight decay, Adam); and after a process died for large tables, and for the stores of
+            several processes.
         rows_missing: rows of which no usable state is left; they keep their values in the model.
         rows_possibly_stale: an upper bound on further rows that are older than their newest saved
             state; damage destroyed their row ids too.

@@ -5,11 +5,13 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +29,13 @@ from cpr_ext.recovery.report import Findings
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.storage import retries
+from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import damage_of
+from cpr_ext.storage.retries import damage_of, exists
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
@@ -342,3 +346,26 @@ def newest_undamaged(
             findings.add_damaged(reader.path_of(record), error)
     newest = findings.damaged_segments[num_known]
     raise DamageError(f"no undamaged dense part is left: {newest.reason}")
+
+
+def position(directory: str | os.PathLike[str]) -> Position:
+    """Return where ``recover()`` would resume, before there is a model or an optimizer.
+
+    Args:
+        directory: a store, which may be in use; or a place where none is yet.
+
+    Returns:
+        ``step`` and ``num_samples`` (both 0 where nothing is saved), and ``values``: by name, what
+        the callables of ``Checkpointer(state=...)`` returned then.
+
+    Raises:
+        DamageError: the manifest, or each dense part, is damaged.
+        StorageError: a file could not be read.
+    """
+    if not exists(Path(directory) / MANIFEST_FILE):
+        return Position(0, 0, {})
+    reader = StoreReader(directory)
+    if reader.manifest.newest is None:
+        return Position(0, 0, {})
+    _, part = newest_undamaged(reader, reader.manifest.dense, Findings())
+    return read_position(part.tree())
