@@ -411,10 +411,7 @@ class Session:
     @property
     def _partial_is_complete(self) -> bool:
         """Return whether a snapshot of all dirty rows holds all that changed."""
-        return self.chooses_all and all(
-            table.updates_only_looked_up_rows() and self.watch.changes.counts_are_known(table)
-            for table in self.tables
-        )
+        return self.chooses_all and self.watch.changes.are_counted()
 
     def _abort_mid_step(self) -> None:
         """Abort everything that needs a next step(): there will be none."""
