@@ -177,7 +177,7 @@ def check(actions, *options):
     ):
         warnings.simplefilter("ignore", UntrackedChangeWarning)
         patch.setattr(claims, "_SLICE_BYTES", 400)  # a check takes several steps
-        patch.setattr(claims, "SHARE", 0.0)
+        patch.setattr(claims, "_LONGEST_SECONDS", 0.0)
         loop = Loop(Path(folder) / "store", *options)
         for action in actions:
             loop.do(action)

@@ -34,15 +34,16 @@ from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logger_of("saving")
 
-#: The share of the time that a check takes, but for rows that are about to change.
+#: The share of the time that a check takes. Where rows that are about to change take longer to
+#: compare, as in each step until the check ends, it takes as long as they: so it ends soon.
 SHARE = 0.01
 # Training waits for it: at least for some tens of microseconds in each step, at most for longer.
 _SLICE_BYTES = 256 << 10
-_LONGEST_SECONDS = 1e-3
+_LONGEST_SECONDS = 4e-3
 _BYTES_PER_SECOND = 4e9  # until it is measured
 _WINDOW_BYTES = 4 << 20  # compared at a time while training only reads the tables
-# A check that another thread made begins the time of so many until the next may begin; so many
-# more, after which a snapshot is checked that can claim nothing.
+# A check begins the time of so many until the next may begin; so many more, after which a snapshot
+# is checked that can claim nothing. Where training waits for points, each is checked.
 _PAUSE_OF_CHECKS = (50, 500)
 _SHORT_SECONDS = 0.02  # such a check has no need of that
 
@@ -95,6 +96,7 @@ class Claims:
         self._checked: Snapshot | None = None  # whose check is being made
         self._is_comparing = False  # its pass has begun
         self._early: list[ChangedRow] = []  # rows that differed when they were about to change
+        self._early_seconds = 0.0  # that it took to compare them, in this step
         self._has_windows = has_windows
         self._outcome: _Outcome | None = None  # of the last window
         size_bytes = sum(table.weight.nbytes for table in tables)
@@ -161,6 +163,7 @@ class Claims:
             self._end()
             self._checked, self._last_slice = snapshot, time.perf_counter()
             self._check_began, self._check_seconds = self._last_slice, 0.0
+            self._early_seconds = 0.0
             self._has_checked = True
             if snapshot.is_candidate:
                 self._events.rows_change.append(self._compare_changing)
@@ -180,7 +183,8 @@ class Claims:
     def _may_check(self, snapshot: Snapshot) -> bool:
         """Return whether checks have taken little enough of the time so far."""
         if self._check_seconds < _SHORT_SECONDS or (
-            snapshot.is_candidate and not self._has_checked
+            snapshot.is_candidate
+            and (not self._has_checked or self._account.schedule.when_busy == "wait")
         ):
             return True
         pause = self._check_seconds * _PAUSE_OF_CHECKS[not snapshot.is_candidate]
@@ -196,6 +200,8 @@ class Claims:
         checked = self._checked
         if checked is None or checked.state == "capturing" or not self._watch.looks_unchanged():
             return
+        early, self._early_seconds = self._early_seconds, 0.0
+        self._check_seconds += early
         self._give_up_changed()
         if self._checked is None:
             return
@@ -204,9 +210,10 @@ class Claims:
                 self._advance(0)  # what the last window found
             return
         started, compared = time.perf_counter(), self.hashes.bytes_compared
-        seconds = min(SHARE * (started - self._last_slice), _LONGEST_SECONDS)
+        seconds = min(max(SHARE * (started - self._last_slice), early), _LONGEST_SECONDS)
         self._advance(max(_SLICE_BYTES, int(seconds * self._bytes_per_second)))
         self._last_slice = time.perf_counter()
+        self._check_seconds += self._last_slice - started
         if (compared := self.hashes.bytes_compared - compared) >= _SLICE_BYTES:
             self._bytes_per_second = compared / (self._last_slice - started)
 
@@ -294,9 +301,10 @@ class Claims:
     def _compare_changing(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
         """Compare rows that are about to change: later nobody knows what they were."""
         assert self._checked is not None
-        compared = self._checked.compared
+        started, compared = time.perf_counter(), self._checked.compared
         changing = zip(tables, row_ids, strict=True)
         self._early += self.hashes.check_changing(c for c in changing if c[0].name in compared)
+        self._early_seconds += time.perf_counter() - started
 
     def _deny(self, found: list[ChangedRow]) -> None:
         """Take note of rows that differ: no check that is being made can be passed."""

@@ -64,7 +64,7 @@ def run(tmp_path):
 def slow_checks(monkeypatch):
     """A check takes some steps, one slice in each."""
     monkeypatch.setattr(claims, "_SLICE_BYTES", 50_000)
-    monkeypatch.setattr(claims, "SHARE", 0.0)
+    monkeypatch.setattr(claims, "_LONGEST_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("slow_checks")
