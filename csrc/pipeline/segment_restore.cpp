@@ -34,7 +34,6 @@ struct ReadChunk {
   const std::byte* data = nullptr;        // in the slot
   std::vector<std::string> damage;        // per piece, empty if it could be read
   int64_t bytes = 0;
-  bool is_unreadable = false;  // a piece could not be read, rather than is damaged
 };
 
 // Reads all chunks of all sources, and gives them out in their order. Bounded by the slots.
@@ -42,7 +41,7 @@ class ReadAhead {
  public:
   // REQUIRES: all that is passed lives longer.
   ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
-            const ReadErrors& errors);
+            const std::vector<double>& pauses_seconds);
   // Reads no more. A slot that a reader waits for comes from those that were read.
   ~ReadAhead();
 
@@ -59,13 +58,13 @@ class ReadAhead {
   void run();
   size_t end_of_run(size_t begin) const;
   ReadChunk read_chunk(const WantedChunk& wanted, std::byte* data, OpenFile* file);
-  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read);
+  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file);
   void open(OpenFile* file) const;
   bool pause(double seconds);
 
   const bool direct_io_;
   SlotPool& slots_;
-  const ReadErrors& errors_;
+  const std::vector<double>& pauses_seconds_;
   std::vector<WantedChunk> chunks_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -82,13 +81,12 @@ class ReadAhead {
 struct ReadAhead::OpenFile {
   const RestoreSource* source = nullptr;
   std::optional<SegmentReader> reader;
-  std::string damage;         // there is no such regular file
-  bool is_abandoned = false;  // all pauses are spent: from here on one attempt per piece
+  std::string damage;  // there is no such regular file
 };
 
 ReadAhead::ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
-                     const ReadErrors& errors)
-    : direct_io_(direct_io), slots_(slots), errors_(errors) {
+                     const std::vector<double>& pauses_seconds)
+    : direct_io_(direct_io), slots_(slots), pauses_seconds_(pauses_seconds) {
   for (const RestoreSource& source : sources) {
     for (const Chunk& chunk : source.chunks) {
       const SegmentTable& table = source.tables[chunk.table].table;
@@ -173,9 +171,9 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, std::byte* data, Open
   }
   const Chunk& chunk = *wanted.chunk;
   const SegmentTable& table = wanted.source->tables[chunk.table].table;
-  ReadChunk read{wanted.source, &chunk, nullptr, data, {}, 0, false};
+  ReadChunk read{wanted.source, &chunk, nullptr, data, {}, 0};
   for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
-    read.damage.push_back(read_piece(piece, data, file, &read));
+    read.damage.push_back(read_piece(piece, data, file));
     if (file->reader) read.bytes += piece.size_bytes;
     data += piece.bytes_in_memory();
   }
@@ -183,21 +181,15 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, std::byte* data, Open
 }
 
 // What is damaged about the piece, or an empty string. What the system refuses is tried again, and
-// then throws StorageError, unless that counts as damage.
-std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile* file,
-                                  ReadChunk* read) {
+// then throws StorageError.
+std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile* file) {
   for (size_t attempt = 0;; ++attempt) {
     try {
       if (!file->reader && file->damage.empty()) open(file);
       return file->reader ? file->reader->read(piece, data) : file->damage;
-    } catch (const StorageError& error) {
+    } catch (const StorageError&) {
       file->reader.reset();  // a stale handle is opened again by its name
-      const bool is_last = file->is_abandoned || attempt == errors_.pauses_seconds.size();
-      if (!is_last && pause(errors_.pauses_seconds[attempt])) continue;
-      if (!errors_.count_as_damage) throw;
-      file->is_abandoned = true;
-      read->is_unreadable = true;
-      return error.what();
+      if (attempt == pauses_seconds_.size() || !pause(pauses_seconds_[attempt])) throw;
     }
   }
 }
@@ -340,7 +332,6 @@ Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* 
                                                  : row_ids[i]);
   }
   result->damaged.push_back(std::move(damaged));
-  result->chunks_unreadable += read.is_unreadable;
   return {};
 }
 
@@ -394,7 +385,7 @@ void pin_if_possible(SlotPool& slots, DeviceStager* stager, std::optional<Pinned
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
                                             const std::function<void(int64_t)>& poll,
-                                            const ReadErrors& errors) {
+                                            const std::vector<double>& pauses_seconds) {
   std::vector<RestoreResult> results(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     results[i].rows_restored.assign(sources[i].tables.size(), 0);
@@ -403,7 +394,7 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
   std::optional<PinnedSlots> pinned;
   if (!stagers.empty()) pin_if_possible(slots, *stagers.begin(), &pinned);
   SlotsInUse in_use(slots);
-  ReadAhead read_ahead(sources, direct_io, slots, errors);
+  ReadAhead read_ahead(sources, direct_io, slots, pauses_seconds);
   int64_t bytes_read = 0;
   while (std::optional<ReadChunk> read = read_ahead.next()) {
     const RestoreSource& source = *read->source;
