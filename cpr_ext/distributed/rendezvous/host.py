@@ -245,11 +245,16 @@ class Host:
             await job.wake()
             return {}
         if what == "failed":
+            job.note_end(str(request["who"]), str(request["reason"]))
             return {"times": job.count_failure(int(request["rank"]), str(request["reason"]))}
+        if what == "ended":
+            job.note_end(str(request["who"]), str(request["reason"]))
+            return {}
         if what == "give way":
             return {"is_given": await job.hand_on(str(request["agent"]))}
         if what == "bye":
-            job.meeting.say_bye(str(request["member"]))
+            who = job.meeting.say_bye(str(request["member"]))
+            job.note_end(who, "left: by SIGTERM or Worker.leave()")
             job.note_must_not_be_lost(str(request["member"]))
             return {}
         if what == "take over":

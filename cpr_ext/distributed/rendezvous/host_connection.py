@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import select
 import socket
@@ -188,6 +189,11 @@ class HostConnection:
         if connected is not None:
             descriptors.release(connected.fileno())
             connected.close()
+
+
+def own_name(pid: int | None = None) -> str:
+    """Return what a person calls this process, or another one of this machine."""
+    return f"process {pid or os.getpid()} on {socket.gethostname()}"
 
 
 def place_of(identity: Identity) -> str:

@@ -7,9 +7,7 @@ secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not ne
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import threading
 import time
 import uuid
@@ -29,6 +27,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     HostError,
     RefusedError,
     UntrustedHostError,
+    own_name,
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
@@ -67,6 +66,8 @@ class Rendezvous:
         machines: of the workers of the newest round, by rank, as addresses.
         is_same: the newest round has the processes of the one before.
         waited_for: the workers that were there last, if any was waited for.
+        ended: by rank, why processes ended that were in the round before, and not in the newest.
+            First a word, such as a signal or the class of an error, and after a colon more of it.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -80,6 +81,7 @@ class Rendezvous:
         self.machines: tuple[str, ...] = ()
         self.is_same = False
         self.waited_for = ""
+        self.ended: dict[int, str] = {}
         self.is_leaving: Callable[[], bool] = lambda: False
         self._beacon = None if address is None else Beacon(address)
         self._places: dict[str, str] = {}  # of the members of that round, but this one
@@ -196,9 +198,8 @@ class Rendezvous:
     def count_failure(self, reason: str) -> int:
         """Return how many processes of this rank, one after the other, ended by this error."""
         with suppress(HostError, RefusedError):
-            rank = self._identity.rank
-            answer = self._host.ask("failed", rank=rank, reason=reason, limit_seconds=_BYE_SECONDS)
-            return int(answer["times"])
+            told = {"rank": self._identity.rank, "who": own_name(), "reason": reason}
+            return int(self._host.ask("failed", **told, limit_seconds=_BYE_SECONDS)["times"])
         return 1
 
     def note(self, key: str) -> None:
@@ -228,7 +229,8 @@ class Rendezvous:
             try:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
-                    roster, places_by_rank = wire.unpack(answer["members"])
+                    roster, places_by_rank, ended = wire.unpack(answer["members"])
+                    self.ended = dict(ended)
                     self.is_same = self._roster == tuple(roster)
                     self.waited_for = "" if missing == _NO_ANSWER else missing
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
@@ -289,7 +291,7 @@ class Rendezvous:
             "roster": self._roster if shows_roster else (),
             "run": "" if self.run is None else self.run.run,
             "seen": 0 if self.run is None else self.run.epoch,
-            "who": f"process {os.getpid()} on {socket.gethostname()}",
+            "who": own_name(),
             "place": "" if self._beacon is None else self._beacon.place,
             "unreachable": self._unreachable,
         }

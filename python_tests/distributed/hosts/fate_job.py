@@ -91,7 +91,9 @@ class FateJob:
         if self.settings.recovery == "full":
             options["priority"] = cpr_ext.AllRows()
             options["schedule"] = cpr_ext.EverySteps(10, when_busy="wait")
-        return self.checkpointer(model, optimizers, directory, **options)
+        made = self.checkpointer(model, optimizers, directory, **options)
+        self.metrics = made.metrics
+        return made
 
     def train_step(self, job, step):
         if not (self.command.parent / "hurry").exists():
@@ -160,7 +162,9 @@ class FateJob:
     def observe(self, event):
         if event.kind == "recovered":
             epoch, last = self.worker._rendezvous.epoch, self.worker.recoveries[-1]
-            self.journal.write("recovered", step=event.step, epoch=epoch, recovery=vars(last))
+            deaths = [[*who_why, times] for who_why, times in self.metrics.deaths.items()]
+            told = {"epoch": epoch, "recovery": vars(last), "deaths": deaths}
+            self.journal.write("recovered", step=event.step, **told)
         else:
             self.journal.write(event.kind, step=event.step)
 
