@@ -24,7 +24,6 @@ from cpr_ext.distributed.rendezvous.meeting import (
     FIND_SECONDS,
     Claim,
     MeetingError,
-    SupersededError,
     UnknownRoundError,
 )
 from cpr_ext.distributed.rendezvous.nodes import Agent
@@ -184,8 +183,7 @@ class Host:
                 try:
                     answer = await self._answer(request, visit)
                 except MeetingError as error:
-                    is_replaced = isinstance(error, SupersededError)
-                    answer = {"error": str(error), "is_replaced": is_replaced}
+                    answer = {"error": str(error)}
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
@@ -212,8 +210,6 @@ class Host:
     async def _answer(self, request: dict[str, Any], visit: int) -> dict[str, Any]:
         job = self._jobs[str(request["job"])]
         what = request["ask"]
-        if what == "read":
-            return {"text": job.values.read(request["key"])}
         if what == "write":
             job.values.write(str(request["key"]), str(request["text"]))
             return {}

@@ -36,10 +36,6 @@ class RefusedError(Exception):
     """The host understood, and says why it does not do it."""
 
 
-class ReplacedError(RefusedError):
-    """Another process has this worker's rank."""
-
-
 class _ClosedError(ConnectionError):
     """The host closed a connection."""
 
@@ -104,7 +100,7 @@ class HostConnection:
                 self._close()  # the next answer would be this question's
                 raise
         if "error" in answer:
-            raise (ReplacedError if answer.get("is_replaced") else RefusedError)(answer["error"])
+            raise RefusedError(answer["error"])
         return dict(answer)
 
     def close(self) -> None:

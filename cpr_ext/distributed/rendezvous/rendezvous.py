@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import Store
 from cpr_ext.distributed.identity.run_note import RunNote
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import wire
-from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
     UNTRUSTED_SECONDS,
     HostConnection,
@@ -32,7 +31,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
 from cpr_ext.distributed.rendezvous.reach import Beacon, Probing
-from cpr_ext.distributed.rendezvous.round_store import RoundStore
+from cpr_ext.distributed.rendezvous.round_store import RoundStore, named
 from cpr_ext.errors import RendezvousError
 from cpr_ext.runtime.log_text import logger_of
 
@@ -88,7 +87,6 @@ class Rendezvous:
         self._unreachable: tuple[str, ...] = ()
         self._time_outs = time_outs
         self._host = HostConnection(identity)
-        self._notes = Notes(self._host)
         self.member = secrets.token_hex(8)
         # Of the newest round that this process was in.
         self._epoch, self._roster = 0, tuple[str, ...]()
@@ -205,14 +203,14 @@ class Rendezvous:
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
         try:
-            self._notes.write(key, "1")
+            self._host.ask("write", key=key, text="1")
         except HostError as error:
             logger.warning("could not note %r: %s", key, error)
 
     def all_noted(self, keys: list[str]) -> bool:
         """Return whether all these notes were left; False if the host does not answer."""
         try:
-            return bool(keys) and self._notes.has(keys)
+            return bool(keys) and bool(self._host.ask("has", **named(keys))["are_there"])
         except HostError:
             return False
 

@@ -47,10 +47,6 @@ class Values:
             if not gathering.missing:
                 gathering.is_over.set()
 
-    def read(self, key: str) -> str | None:
-        """Return a text; None if there is none."""
-        return self._texts.get(key)
-
     def has(self, keys: Iterable[str]) -> bool:
         """Return whether all these texts are there."""
         return all(key in self._texts for key in keys)
