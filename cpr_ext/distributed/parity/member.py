@@ -377,7 +377,7 @@ class ParityMember:
                 self._require_no_obstacle()
             if step.lost:
                 has_it = self._rank == step.source
-                whole = share(self._own.whole_copy(step.state) if has_it else None)
+                whole = share(self._own.shared_copy(step.state) if has_it else None)
             if not takes_part:
                 return 0
             self.has_spoiled_rows = is_lost
