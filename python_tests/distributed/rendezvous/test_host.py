@@ -203,7 +203,7 @@ def test_a_worker_believes_nobody_in_the_hosts_place(said):
         connection = HostConnection(Identity(0, 2, *impostor.getsockname(), secret=SECRET))
         began = time.monotonic()
         with pytest.raises(HostError):
-            connection.ask("read", key="x", limit_seconds=0.5)
+            connection.ask("has", keys=["x"], prefix="", limit_seconds=0.5)
         assert time.monotonic() - began < PROMPT_SECONDS
         is_asked.set()
 
@@ -233,13 +233,12 @@ def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(
     connection = host.connection()
     for what, values in [
         ("nothing", {}),
-        ("read", {}),
+        ("write", {}),
         ("meet", {"rank": "x"}),
         ("has", {"keys": 1, "prefix": ""}),
         ("has", {"keys": [1], "prefix": ""}),
         ("gather", {"keys": ["x"], "seconds": 0}),
         ("gather", {"keys": ["x"], "prefix": "", "seconds": "y"}),
-        ("read", {"key": ["x"]}),
     ]:
         with pytest.raises(Exception, match="not understood"):
             connection.ask(what, **values)
