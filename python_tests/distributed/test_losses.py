@@ -90,6 +90,7 @@ def evictions(expected):
 
 def require_true_metrics(cluster):
     """Protected while all train, and not while a worker is missing or rebuilt."""
+    assert "worker 1 was rebuilt from its peers' memory: 40 rows in" in cluster.logs()
     for rank in cluster.ranks:
         seen = cluster.events(rank, "metrics")
         assert {e["protected"] for e in seen if e["at"] == "peer_lost"} <= {False}
