@@ -264,6 +264,7 @@ class ParityMember:
         self._serves = False  # lookups wait for missing rows while training
         self.values: dict[str, Any] = {}
         self.has_spoiled_rows = False
+        self._round: Round | None = None
 
     @property
     def is_protected(self) -> bool:
@@ -310,6 +311,7 @@ class ParityMember:
             WorkersDifferError: its rows are cut otherwise than before.
         """
         self.stop()
+        self._round = this_round
         self._protection.note_machines(machines)
         self._protection.end_until_encoded()
         inner = self._connections.connect(this_round)
@@ -481,7 +483,10 @@ class ParityMember:
         self._connections.release()
 
     def interrupt(self, of_round: Round) -> None:
-        """Close the connections of a round; called from any thread."""
+        """Close the connections of a round, and end what waits for it; called from any thread."""
+        sender = self._late.sender
+        if sender is not None and self._round is of_round:
+            sender.end_waits()
         self._connections.interrupt(of_round)
 
     @property
