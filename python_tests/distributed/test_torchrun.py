@@ -82,8 +82,8 @@ def test_a_spare_of_the_launcher_takes_the_place_of_who_dies_and_each_death_says
             job.order(1, what)
             job.wait_until(lambda n=number: job.lost(0) == [ALL, *[[1]] * n])
             assert f"worker 1 ended: {why}" in job.logs()
-        first, second = (event["parent"] for event in job.events(1, "began")[:2])
-        assert first != second
+        # On a busy machine the spare may not wait yet as the first one dies.
+        assert len({event["parent"] for event in job.events(1, "began")}) > 1
         seen = job.events(0, "recovered")[-1]["deaths"]
         assert seen == [[1, why.partition(":")[0], 1] for why in deaths.values()]
         job.hurry()
