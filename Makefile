@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-engine collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes test-ray replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo mutants planted test test-engine collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes test-ray replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -30,6 +30,7 @@ help:
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
 	@echo "make fuzz      hostile stores through commands (10,000 calls) and, under ASan, all that reads one; FUZZ_SECONDS=600"
 	@echo "make mutants ROOM=storage  which tests of a room find 40 faults of its Python, drawn at random (10 minutes)"
+	@echo "make planted   plants the faults that reviews have found, and names the test that sees each (10 minutes); ONLY=truth"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
 	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
@@ -185,6 +186,9 @@ fuzz: build
 ROOM ?= storage
 mutants: build
 	$(BIN)/python tools/mutate.py $(ROOM) $(MUTANTS)
+
+planted: build
+	$(BIN)/python tools/planted.py $(ONLY)
 
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh

@@ -1126,7 +1126,6 @@ def restore_segment(
     pool: ThreadPool | None = None,
     direct_io: bool = True,
     pauses_seconds: collections.abc.Sequence[float] = [],
-    unreadable_is_damage: bool = False,
 ) -> dict[str, typing.Any]:
     """Restore one source; see restore_segments."""
 
@@ -1137,12 +1136,11 @@ def restore_segments(
     pool: ThreadPool | None = None,
     direct_io: bool = True,
     pauses_seconds: collections.abc.Sequence[float] = [],
-    unreadable_is_damage: bool = False,
     on_progress: collections.abc.Callable[[int], None] | None = None,
 ) -> list[dict[str, typing.Any]]:
     """Read, verify and scatter chunks, of a row the last.
 
-    Returns per source rows_restored, damaged, chunks_unreadable and bytes_read. Raises
+    Returns per source rows_restored, damaged and bytes_read. Raises
     StorageError for chunks that could not be read, after the pauses. on_progress gets
     the bytes read so far, at most five times a second.
     """

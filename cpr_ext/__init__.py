@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from cpr_ext.recovery.report import RecoveryReport
+    from cpr_ext.recovery.restore import position
     from cpr_ext.saving.priorities import (
         AllRows,
         LargestChange,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         Priority,
         SubSampledUsed,
     )
-    from cpr_ext.saving.schedules import Continuous, EverySeconds, EverySteps, Progress, Schedule
+    from cpr_ext.saving.schedules import Continuous, EverySeconds, EverySteps, Schedule
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
     from cpr_ext.state.precision import Precision
     from cpr_ext.state.slot_keys import SlotKeys
@@ -62,7 +63,6 @@ __all__ = [
     "PerRank",
     "Precision",
     "Priority",
-    "Progress",
     "RecoveryReport",
     "RemoteOptions",
     "Retention",
@@ -82,6 +82,7 @@ __all__ = [
     "UntrackedChangeWarning",
     "UsageError",
     "load_into",
+    "position",
     "prove",
 ]
 
@@ -103,7 +104,6 @@ _MODULES = {
     "PerRank": "state.stateful",
     "Precision": "state.precision",
     "Priority": "saving.priorities",
-    "Progress": "saving.schedules",
     "RecoveryReport": "recovery.report",
     "RemoteOptions": "wings.remote",
     "Retention": "storage.retention",
@@ -123,6 +123,7 @@ _MODULES = {
     "UntrackedChangeWarning": "errors",
     "UsageError": "errors",
     "load_into": "checkpointer.recovery_calls",
+    "position": "recovery.restore",
     "prove": "wings.proving.prove",
 }
 # What is often looked for here.

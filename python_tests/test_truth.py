@@ -217,7 +217,7 @@ MUTANTS = {
     "versions are not compared before a step": (TableVersions, "are_same", lambda versions: True),
     "rows changed outside are not dirty": (OutsideChanges, "settle", nothing),
     "a step never begins": (TableWatch, "begin_step", nothing),
-    "no moment is in the middle of a step": (Session, "_is_past_step", False),
+    "no moment is in the middle of a step": (Session, "is_past_step", False),
     "rows are not compared": (SavedHashes, "advance", lambda hashes, max_bytes: ([], True)),
     "rows that change are not compared before": (SavedHashes, "check_changing", lambda *_: []),
     "capture goes on while rows change": (BackgroundCapture, "pause", nothing),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -49,7 +49,6 @@ from cpr_ext.state.position import require_sound
 from cpr_ext.state.stateful import as_declared, refuse_saved_twice
 from cpr_ext.state.table import Table, as_rows, find_table
 from cpr_ext.storage.origin import RemoteStatus
-from cpr_ext.storage.retries import OnReadError, falling_back
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 
 logger = logger_of("saving")
@@ -192,7 +191,7 @@ class Checkpointer:
         require_sound(self.step_count + 1, self.num_samples + num_samples)
         with self._guard.in_call("step()"):
             begun = self.session.step(num_samples, started)
-        if self._termination.is_wanted:
+        if self._termination.is_due():
             self._save_and_end()
         return begun
 
@@ -231,7 +230,6 @@ class Checkpointer:
         from_store: StorePaths | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
-        on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
         at_step: int | None = None,
     ) -> RecoveryReport:
@@ -257,10 +255,6 @@ class Checkpointer:
                 lists the damage and which rows are older, by how much, or missing. ``"raise"``
                 reads and checks all files first (of ``shards``, or of the whole store). If any is
                 damaged, it raises before anything is changed.
-            on_read_error: treatment of files that the operating system refuses to read, after
-                retries over a few seconds; they may be undamaged. ``"raise"``: StorageError, and
-                the store stays unchanged. ``"fall_back"``: an older state is used as after damage,
-                and reported; unreadable files stay until a newer snapshot of all rows is durable.
             up_to_step: use no snapshot of a later step, and drop later ones. 0, for a model that
                 starts from step 0: drop all.
             at_step: go back to the full-recovery point of this step, and drop what is newer;
@@ -277,20 +271,19 @@ class Checkpointer:
                 changed), or holds no full-recovery point.
             DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
                 with ``on_damage="raise"``: names every damaged file, nothing was changed.
-            StorageError: a file could not be read. The store is unchanged; the model may be partly
-                restored, so call ``recover()`` again before training.
+            StorageError: a file could not be read, over a few seconds; it may be sound. The store
+                is unchanged; the model may be partly restored, so call ``recover()`` again before
+                training.
         """
-        require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
-        with falling_back() if on_read_error == "fall_back" else nullcontext():
-            report = self._recovery.recover(
-                shards=shards,
-                mode=mode,
-                from_store=from_store,
-                strict=strict,
-                on_damage=on_damage,
-                up_to_step=up_to_step,
-                at_step=at_step,
-            )
+        report = self._recovery.recover(
+            shards=shards,
+            mode=mode,
+            from_store=from_store,
+            strict=strict,
+            on_damage=on_damage,
+            up_to_step=up_to_step,
+            at_step=at_step,
+        )
         self.session.note_recovered(whole=shards is None)
         return report
 
@@ -477,6 +470,8 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
+            if self._termination.has_ended_loader(traceback) and not self.session.is_past_step:
+                self._save_and_end()
             self._termination.close()
             self.session.abort(is_reported=exc_value is not None)
 
@@ -486,7 +481,7 @@ class Checkpointer:
         self._watch.detach()
         self._saver.detach()
 
-    def _save_and_end(self) -> None:
+    def _save_and_end(self) -> NoReturn:
         self.save("base")
         self.wait()
         self.close()

@@ -188,10 +188,7 @@ class DenseCapture:
 
     def _count_unsaved_rows(self, count_waiting: Callable[[], int]) -> int | None:
         num_rows = sum(table.num_embeddings for table in self._tables)
-        if num_rows > _MOST_COUNTED_ROWS or not all(
-            table.updates_only_looked_up_rows() and self._watch.changes.counts_are_known(table)
-            for table in self._tables
-        ):
+        if num_rows > _MOST_COUNTED_ROWS or not self._watch.changes.are_counted():
             return None
         trackers = [native_trackers(tracker)[0] for tracker in self._trackers.values()]
         dirty = sum(native.num_dirty_of(trackers))

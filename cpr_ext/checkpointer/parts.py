@@ -164,7 +164,7 @@ def make_selector(trained: Trained, tracking: Tracking, staging: Staging) -> Sel
     return Selector(
         *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
         staging.threads,
-        tracking.watch.changes.is_changed,
+        lambda: tracking.watch.changes.any_changed,
         tracking.keys,
     )
 

@@ -310,7 +310,7 @@ class Session:
 
     def _grant(self) -> None:
         """Make the check of a snapshot to its end, and have the store record what came of it."""
-        if not self._is_past_step:
+        if not self.is_past_step:
             self.recorder.flush()
             self.saver.claims.finish()
             self.saver.outcomes.flush()
@@ -349,7 +349,7 @@ class Session:
         """
         if self._is_finished:
             return  # by a close() that was interrupted later
-        if self._is_past_step:
+        if self.is_past_step:
             self._abort_mid_step()
         else:
             self.take_requested()
@@ -367,7 +367,7 @@ class Session:
             logger.info("close(save=False) saves nothing: %s", unsaved)
         elif self.watch.changes.problem is not None:
             logger.warning("close() saves nothing: %s; %s", unsaved, self.watch.changes.problem)
-        elif self._is_past_step:
+        elif self.is_past_step:
             text = "close() saves nothing in the middle of a step: %s; call it after step()"
             logger.warning(text, unsaved)
         else:
@@ -396,7 +396,7 @@ class Session:
 
     def _written_since(self, step: int) -> str | None:
         """Say what was written since the newest snapshot, or a recovery, by content."""
-        if self._is_past_step:
+        if self.is_past_step:
             return f"an optimizer has stepped since step {step}"
         self.recorder.flush()
         self.keys.look()
@@ -411,10 +411,7 @@ class Session:
     @property
     def _partial_is_complete(self) -> bool:
         """Return whether a snapshot of all dirty rows holds all that changed."""
-        return self.chooses_all and all(
-            table.updates_only_looked_up_rows() and self.watch.changes.counts_are_known(table)
-            for table in self.tables
-        )
+        return self.chooses_all and self.watch.changes.are_counted()
 
     def _abort_mid_step(self) -> None:
         """Abort everything that needs a next step(): there will be none."""
@@ -468,13 +465,13 @@ class Session:
             ) from error
 
     @property
-    def _is_past_step(self) -> bool:
+    def is_past_step(self) -> bool:
         """Return whether the model may be past the known step."""
         return self.watch.has_stepped or self.watch.is_inside_step or self.recorder.is_mid_step
 
     @property
     def _is_mid_step(self) -> bool:
-        return self.guard.is_busy or self._is_past_step
+        return self.guard.is_busy or self.is_past_step
 
     @property
     def _needs_step(self) -> bool:

@@ -695,7 +695,7 @@ class Worker:
                     require_same(job.group, job.model, job.checkpointer, buffers=False)
             if is_done:
                 break
-            if self._leaving.is_wanted:
+            if self._leaving.is_due():
                 raise LeavingError
             self._offered = job
             yield job.step

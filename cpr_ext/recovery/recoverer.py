@@ -265,8 +265,7 @@ class Recoverer:
             findings.rows_stale = None
         if findings.damaged_segments or findings.differences:
             findings.is_complete = False
-        unreadable = {d.path for d in findings.damaged_segments if d.is_unreadable}
-        self._store.roll_back(source.snapshot, keep=unreadable)
+        self._store.roll_back(source.snapshot)
         return findings
 
     def _begin_restore(self) -> None:

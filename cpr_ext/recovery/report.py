@@ -12,7 +12,6 @@ import torch
 
 from cpr_ext.errors import DamageError
 from cpr_ext.runtime.log_text import html_table
-from cpr_ext.storage.retries import UnreadableError
 
 SourceKind = Literal["own store", "copy", "other stores"]
 
@@ -49,22 +48,18 @@ def age_of(path: Path) -> float | None:
 
 @dataclass(frozen=True)
 class DamagedSegment:
-    """A segment that is damaged or unreadable, as a whole or in part.
+    """A segment that is damaged, as a whole or in part.
 
     Attributes:
         path: the file.
         reason: the first error in it.
         num_rows: rows that were not restored from it because of that; a newer segment may hold
             them. -1: unknown.
-        is_unreadable: it, or a part of it, could not be read and may be undamaged
-            (``on_read_error="fall_back"``); it stays in the store until a newer snapshot with all
-            rows is durable.
     """
 
     path: Path
     reason: str
     num_rows: int
-    is_unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,9 +88,10 @@ class RecoveryReport:
             once): all but ``rows_missing``.
         rows_stale: rows that are older than the step from which training resumes, each counted
             once; those that had changed since they were last saved, and
-            ``older_rows``. None: not known. That is so where an optimizer changes rows without a
-            gradient (momentum, weight decay, Adam); and after a process died for large tables,
-            and for the stores of several processes.
+            ``older_rows``. What is written past PyTorch is in it once a check has found it. None:
+            not known. That is so where an optimizer changes rows without a gradient (momentum,
+            weight decay, Adam); and after a process died for large tables, and for the stores of
+            several processes.
         rows_missing: rows of which no usable state is left; they keep their values in the model.
         rows_possibly_stale: an upper bound on further rows that are older than their newest saved
             state; damage destroyed their row ids too.
@@ -204,8 +200,7 @@ class Findings:
 
     def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
         """Record that a segment, or ``num_rows`` rows of it, is unusable."""
-        is_unreadable = isinstance(error, UnreadableError)
-        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
+        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows))
 
     def add_stale(self, count: int) -> None:
         """Count further stale rows, unless the number is unknown."""

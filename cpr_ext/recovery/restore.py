@@ -5,19 +5,20 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 
 from __future__ import annotations
 
-import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.recovery.damage_accounting import (
     OpenedSegments,
     Ranges,
@@ -28,10 +29,13 @@ from cpr_ext.recovery.report import Findings
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table
+from cpr_ext.storage import retries
+from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import UnreadableError, damage_of, native_read_errors
+from cpr_ext.storage.retries import damage_of, exists
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     ArraySpec,
@@ -218,11 +222,11 @@ def _restore_segments(
         pool=live.threads,
         direct_io=live.direct_io,
         on_progress=RecoveryProgress(sum(file_bytes.values())),
-        **native_read_errors(*file_bytes),
+        pauses_seconds=retries.pauses_seconds,
     )
     findings.segments_read += len(file_bytes)
     for usable, group in groupby(zip(found, results, strict=True), itemgetter(0)):
-        segment, damaged, errors = usable.rows.segment, set(), []
+        segment, damaged, error = usable.rows.segment, set(), None
         findings.bytes_read += segment.layout.header_bytes
         for _, result in group:  # of several ranges, which may share a damaged chunk
             findings.rows_rounded += sum(
@@ -232,13 +236,11 @@ def _restore_segments(
             )
             findings.bytes_read += result["bytes_read"]
             damaged |= {(table, first) for table, first, *_ in result["damaged"]}
-            if error := damage_of(segment.path, result):
-                errors.append(error)
+            error = error or damage_of(segment.path, result)
         usable.damaged |= {n for n, chunk in enumerate(segment.chunks) if chunk[:2] in damaged}
-        if errors:
+        if error is not None:
             num_rows = sum(segment.chunks[number].num_rows for number in usable.damaged)
-            worst = max(errors, key=lambda error: isinstance(error, UnreadableError))
-            findings.add_damaged(segment.path, worst, num_rows)
+            findings.add_damaged(segment.path, error, num_rows)
 
 
 @dataclass
@@ -308,7 +310,7 @@ def read_dense(reader: StoreReader, record: SegmentRecord, *, direct_io: bool = 
         chunks=segment.chunks,
         slots=slots_for([segment]),
         direct_io=direct_io,
-        **native_read_errors(segment.path),
+        pauses_seconds=retries.pauses_seconds,
     )
     if error := damage_of(segment.path, result):
         raise error
@@ -334,7 +336,7 @@ def newest_undamaged(
 
     Raises:
         DamageError: all are damaged; the message names the newest.
-        StorageError: the same, and at least one could not be read.
+        StorageError: one could not be read.
     """
     num_known = len(findings.damaged_segments)
     for record in reversed(candidates):
@@ -342,9 +344,28 @@ def newest_undamaged(
             return record, read_dense(reader, record)
         except DamageError as error:
             findings.add_damaged(reader.path_of(record), error)
-    damaged = findings.damaged_segments[num_known:]
-    newest = damaged[0]
-    if any(segment.is_unreadable for segment in damaged):
-        text = f"no dense part that can be read is left: {newest.reason}"
-        raise StorageError(errno.EIO, text, str(newest.path))
+    newest = findings.damaged_segments[num_known]
     raise DamageError(f"no undamaged dense part is left: {newest.reason}")
+
+
+def position(directory: str | os.PathLike[str]) -> Position:
+    """Return where ``recover()`` would resume, before there is a model or an optimizer.
+
+    Args:
+        directory: a store, which may be in use; or a place where none is yet.
+
+    Returns:
+        ``step`` and ``num_samples`` (both 0 where nothing is saved), and ``values``: by name, what
+        the callables of ``Checkpointer(state=...)`` returned then.
+
+    Raises:
+        DamageError: the manifest, or each dense part, is damaged.
+        StorageError: a file could not be read.
+    """
+    if not exists(Path(directory) / MANIFEST_FILE):
+        return Position(0, 0, {})
+    reader = StoreReader(directory)
+    if reader.manifest.newest is None:
+        return Position(0, 0, {})
+    _, part = newest_undamaged(reader, reader.manifest.dense, Findings())
+    return read_position(part.tree())

@@ -10,7 +10,6 @@ from cpr_ext.recovery.restore import missing_states, read_dense
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.retries import UnreadableError
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.segment_reader import RowRanges, SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
@@ -91,14 +90,12 @@ def damage(reader: StoreReader, wanted: Sequence[RowRanges] | None = None) -> It
         wanted: only these rows, see :func:`checked_pieces`; None: everything.
 
     Raises:
-        StorageError: something could not be read, and recovery is not to fall back.
+        StorageError: something could not be read.
     """
     manifest = reader.manifest
     for record in manifest.records() if wanted is None else manifest.rows:
         try:
             check_segment(reader, record, wanted=wanted)
-        except UnreadableError:
-            continue  # recovery falls back, and reports it
         except DamageError as error:
             yield str(error)
     if (reason := refusal(reader, manifest.rows)) is not None:
@@ -110,7 +107,7 @@ def refuse_damage(reader: StoreReader, wanted: Sequence[RowRanges] | None = None
 
     Raises:
         DamageError: names everything that is damaged.
-        StorageError: something could not be read, and recovery is not to fall back.
+        StorageError: something could not be read.
     """
     if found := list(damage(reader, wanted)):
         raise DamageError(

@@ -131,8 +131,8 @@ class Claims:
         checked, changes = self._checked, self._watch.changes
         if checked is None:
             return
-        for table in self._tables:
-            if table.name in checked.compared and changes.has_moved(table):
+        for table in changes.moved():
+            if table.name in checked.compared:
                 text = "snapshot %d is not checked: rows of '%s' without a gradient changed since"
                 logger.info(text, checked.number, table.name)
                 checked.is_candidate = False

@@ -63,7 +63,7 @@ class Selector:
     Args:
         trackers: the tracker of each table, by table name.
         prioritized: names of the tables to which the priority applies; the others are saved whole.
-        is_changed: whether a table was changed outside, and its rows do not count as dirty yet.
+        any_changed: whether a table was changed outside, and its rows do not count as dirty yet.
         keys: knows slots that must be saved before all others.
     """
 
@@ -74,21 +74,16 @@ class Selector:
         priority: Priority,
         prioritized: Collection[str],
         pool: native.ThreadPool | None,
-        is_changed: Callable[[Table], bool],
+        any_changed: Callable[[], bool],
         keys: KeyWatch,
     ) -> None:
         self._keys = keys
-        self._is_changed = is_changed
+        self.any_changed = any_changed
         self.tables = tables
         self._trackers = trackers
         self._priority = priority
         self._prioritized = prioritized
         self._pool = pool
-
-    @property
-    def any_changed(self) -> bool:
-        """Whether more rows have changed than trackers call dirty, as far as is seen."""
-        return any(map(self._is_changed, self.tables))
 
     def num_dirty(self) -> int:
         """Count the dirty rows of all tables."""
@@ -177,7 +172,7 @@ class Selector:
             is_captured: all rows of the selections are captured, so that no tracker has them.
         """
         partial = [each for each in selections if each.row_ids is not None]
-        if any(self._is_changed(each.table) for each in selections):
+        if self.any_changed():
             return False
         if not all(each.table.updates_only_looked_up_rows() for each in partial):
             return False

@@ -258,7 +258,7 @@ class SnapshotRows:
         """Return whether with them the store holds every row as it is."""
         selector = self._context.selector
         if self.are_all_dirty and self.are_of_fixed_step:
-            return not selector.any_changed
+            return not selector.any_changed()
         is_captured = self._are_gathered or not self.are_of_fixed_step
         return selector.are_complete(self._choice.selections, is_captured=is_captured)
 

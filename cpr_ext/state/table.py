@@ -116,7 +116,10 @@ class Table:
                 f"table {self.name!r} has dtype {self.weight.dtype}; can be stored: {list_dtypes()}"
             )
         if not self.weight.is_contiguous():
-            raise UsageError(f"table {self.name!r} is not contiguous; call .contiguous() on it")
+            raise UsageError(
+                f"table {self.name!r} is not contiguous; give its parameter other memory first: "
+                "weight.data = weight.data.contiguous()"
+            )
         if self.part is not None and self.part.shape != shape:
             raise UsageError(f"table {self.name!r} has shape {shape}, its part {self.part.shape}")
         #: The keys of its rows; None: it is not keyed.

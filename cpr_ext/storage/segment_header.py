@@ -23,7 +23,7 @@ from cpr_ext.state.precision import EXACT, PRECISIONS
 from cpr_ext.storage.file_names import Kind
 from cpr_ext.storage.filesystem import open_regular, require_all_bytes
 from cpr_ext.storage.manifest import MAX_SEGMENT_BYTES, Manifest, Records, SegmentRecord
-from cpr_ext.storage.retries import retrying, retrying_segment
+from cpr_ext.storage.retries import retrying
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     FORMAT_VERSION,
@@ -56,7 +56,7 @@ def read_segment(path: Path, record: SegmentRecord) -> Segment:
     if not 8 <= header_bytes <= MAX_HEADER_BYTES:
         raise DamageError(f"{path}: the manifest gives a header of {header_bytes} bytes")
     try:
-        file_bytes, block = retrying_segment(path, lambda: _read_block(path, header_bytes))
+        file_bytes, block = retrying(path, lambda: _read_block(path, header_bytes))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamageError(f"{path}: {error.strerror or error}") from error
     if len(block) != header_bytes:

@@ -13,7 +13,8 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
-from cpr_ext.storage.retries import damage_of, native_read_errors
+from cpr_ext.storage import retries
+from cpr_ext.storage.retries import damage_of
 from cpr_ext.storage.segment_format import (
     ROW_IDS,
     ArraySpec,
@@ -214,7 +215,7 @@ class SegmentRows:
             chunks=[(0, 0, count, step, crcs)],
             slots=native.SlotPool(num_slots=1, slot_bytes=one_range.chunk_bytes(count)),
             direct_io=self._direct_io,
-            **native_read_errors(segment.path),
+            pauses_seconds=retries.pauses_seconds,
         )
         self.bytes_read += result["bytes_read"]
         if error := damage_of(segment.path, result):

@@ -17,7 +17,7 @@ import errno
 import os
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,6 @@ class Store:
         self._highest_left_over = 0  # the number of a segment that cannot be removed
         self._to_remove: dict[str, float] = {}  # until when a file waits for readers
         self._doubtful: frozenset[str] = frozenset()  # files of a commit in doubt
-        self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self.directory = self.directory.absolute()
             self.segments = self.directory / SEGMENTS_DIRECTORY
@@ -247,24 +246,14 @@ class Store:
         """
         old = self.manifest
         of_rows = () if rows is None else (rows,)
-        kept = plan_retention(
-            (*self._still_wanted(old.dense), dense),
-            (*self._still_wanted(old.rows), *of_rows),
-            self.retention,
-            self.keep_from_step,
-        )
+        records = (*old.dense, dense), (*old.rows, *of_rows)
+        kept = plan_retention(*records, self.retention, self.keep_from_step)
         try:
             self._commit(old.next(kept.dense, kept.rows, commit_id=dense.id, pinned=self._pinned))
         except StorageError:
             if self.is_in_doubt:
                 self._doubtful |= {record.file for record in (dense, *of_rows)}
             raise
-        self._passed_over = frozenset()
-
-    def _still_wanted(self, records: Records) -> Records:
-        if not self._passed_over:
-            return records
-        return tuple(record for record in records if record not in self._passed_over)
 
     def keeps(self, file: str) -> bool:
         """Return whether a segment's file must stay: a commit in doubt may be there, and names it.
@@ -302,24 +291,16 @@ class Store:
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
 
-    def roll_back(self, snapshot: int, keep: Collection[Path] = ()) -> None:
-        """Forget everything newer than ``snapshot``, which training goes back to.
-
-        Args:
-            keep: dense parts that could not be read. They, and all that they rest on, stay until
-                the next snapshot, of all rows, which the caller sees to.
-        """
+    def roll_back(self, snapshot: int) -> None:
+        """Forget everything newer than ``snapshot``, which training goes back to."""
         old = self.manifest
-        unreadable = [r.snapshot for r in old.dense if self.path_of(r) in keep]
-        newest_kept = max([snapshot, *unreadable])
         dense, rows = (
-            tuple(record for record in records if record.snapshot <= newest_kept)
+            tuple(record for record in records if record.snapshot <= snapshot)
             for records in (old.dense, old.rows)
         )
         # A commit in doubt may be there after a crash, with what is given up here.
         if (dense, rows) != (old.dense, old.rows) or self.is_in_doubt:
             self._commit_records(dense, rows)
-        self._passed_over = frozenset(r for r in self.manifest.records() if r.snapshot > snapshot)
 
     @property
     def _pinned(self) -> frozenset[str]:
@@ -336,6 +317,8 @@ class Store:
         self.require_in_place()
         # The directory entries of new segment files must be durable before a manifest names them.
         sync_directory(self.segments)
+        if self.is_in_doubt:  # else the one before, which is linked next, might outlive its place
+            sync_directory(self.directory)
         self.is_in_doubt = True
         write_manifest(self.directory, manifest)
         self.require_in_place()  # else it was committed elsewhere, or where nobody looks

@@ -148,18 +148,25 @@ class OutsideChanges:
         """Return whether more rows have changed than any tracker calls dirty, as far as is seen."""
         return self._by_weight[id(table.weight)] in self._changed or self.problem is not None
 
-    def has_moved(self, table: Table) -> bool:
-        """Return whether clean rows may differ from what was saved, as far as is seen."""
-        return self.is_changed(table) or self._by_weight[id(table.weight)] in self._moved
+    @property
+    def any_changed(self) -> bool:
+        """Whether :meth:`is_changed` holds of any table."""
+        return bool(self._changed) or self.problem is not None
 
-    def counts_are_known(self, table: Table) -> bool:
-        """Return whether the rows that its tracker calls dirty are all that have changed.
+    def moved(self) -> list[Table]:
+        """Return tables of which clean rows may differ from what was saved, as far as is seen."""
+        if self.problem is not None:
+            return list(self._tables)
+        return [self._tables[index] for index in sorted(self._changed.keys() | self._moved)]
+
+    def are_counted(self) -> bool:
+        """Return whether the rows that trackers call dirty are all that have changed.
 
         That is as far as hooks can know: writes past PyTorch are found by comparison.
         """
-        index = self._by_weight[id(table.weight)]
-        uncounted = (self._moved, self._told, self._rows.unlisted)
-        return not self.is_changed(table) and not any(index in tables for tables in uncounted)
+        if self.any_changed or self._moved or self._told or self._rows.unlisted:
+            return False
+        return all(table.updates_only_looked_up_rows() for table in self._tables)
 
     def look(self, indexes: Collection[int] | None = None) -> None:
         """Look for changes in these tables; None: in all, and for replaced tensors, too."""
@@ -218,9 +225,10 @@ class OutsideChanges:
     def counts_are_exact(self, table: Table, begin: int, end: int) -> bool:
         """Return whether of the rows [begin, end) just those that have changed are dirty."""
         index = self._by_weight[id(table.weight)]
-        return self.counts_are_known(table) and not overlap(
-            self._overcounted.get(index, []), [(begin, end)]
-        )
+        uncounted = (self._moved, self._told, self._rows.unlisted)
+        if self.is_changed(table) or any(index in tables for tables in uncounted):
+            return False
+        return not overlap(self._overcounted.get(index, []), [(begin, end)])
 
     def note_moved(self, table: Table) -> None:
         """Note that another optimizer has a table now: its rows have other state."""

@@ -67,7 +67,6 @@ Report report_of(const RestoreResult& result) {
   Report report;
   report["rows_restored"] = result.rows_restored;
   report["damaged"] = damaged;
-  report["chunks_unreadable"] = result.chunks_unreadable;
   report["bytes_read"] = result.bytes_read;
   return report;
 }
@@ -96,7 +95,7 @@ class SignalPoll {
 py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots,
                                      ThreadPool* pool, bool direct_io,
                                      const std::vector<double>& pauses_seconds,
-                                     bool unreadable_is_damage, const OnProgress& on_progress) {
+                                     const OnProgress& on_progress) {
   std::vector<RestoreSource> sources;
   for (const BoundSource* each : bound) {
     if (each == nullptr) throw UsageError("a source is None");
@@ -109,7 +108,7 @@ py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, Slo
   {
     py::gil_scoped_release release;
     results = restore_segments(sources, direct_io, slots, pool, SignalPoll(on_progress),
-                               {pauses_seconds, unreadable_is_damage});
+                               pauses_seconds);
   }
   py::typing::List<Report> reports;
   for (const RestoreResult& result : results) reports.append(report_of(result));
@@ -119,11 +118,9 @@ py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, Slo
 Report restore_one(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
                    const std::vector<std::pair<int64_t, int64_t>>& wanted,
                    const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
-                   bool direct_io, const std::vector<double>& pauses_seconds,
-                   bool unreadable_is_damage) {
+                   bool direct_io, const std::vector<double>& pauses_seconds) {
   BoundSource source = make_source(path, tables, wanted, chunks);
-  return restore_all({&source}, slots, pool, direct_io, pauses_seconds, unreadable_is_damage,
-                     py::none())[0];
+  return restore_all({&source}, slots, pool, direct_io, pauses_seconds, py::none())[0];
 }
 
 }  // namespace
@@ -149,16 +146,15 @@ void register_restore(py::module_& module) {
           "Bytes that the largest of the chunks takes in a slot.");
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
-             py::arg("pauses_seconds") = std::vector<double>{},
-             py::arg("unreadable_is_damage") = false, py::arg("on_progress") = py::none(),
+             py::arg("pauses_seconds") = std::vector<double>{}, py::arg("on_progress") = py::none(),
              "Read, verify and scatter chunks, of a row the last.\n\n"
-             "Returns per source rows_restored, damaged, chunks_unreadable and bytes_read. Raises\n"
+             "Returns per source rows_restored, damaged and bytes_read. Raises\n"
              "StorageError for chunks that could not be read, after the pauses. on_progress gets\n"
              "the bytes read so far, at most five times a second.");
   module.def("restore_segment", &restore_one, py::kw_only(), py::arg("path"), py::arg("tables"),
              py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
              py::arg("direct_io") = true, py::arg("pauses_seconds") = std::vector<double>{},
-             py::arg("unreadable_is_damage") = false, "Restore one source; see restore_segments.");
+             "Restore one source; see restore_segments.");
 }
 
 }  // namespace cpr_ext

@@ -20,13 +20,12 @@ constexpr int kReaders = 2;
 struct ReadAhead::OpenFile {
   const RestoreSource* source = nullptr;
   std::optional<SegmentReader> reader;
-  std::string damage;         // there is no such regular file
-  bool is_abandoned = false;  // all pauses are spent: from here on one attempt per piece
+  std::string damage;  // there is no such regular file
 };
 
 ReadAhead::ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
-                     const ReadErrors& errors)
-    : direct_io_(direct_io), slots_(slots), errors_(errors) {
+                     const std::vector<double>& pauses_seconds)
+    : direct_io_(direct_io), slots_(slots), pauses_seconds_(pauses_seconds) {
   for (const RestoreSource& source : sources) {
     for (const Chunk& chunk : source.chunks) {
       const SegmentTable& table = source.tables[chunk.table].table;
@@ -111,9 +110,9 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, std::byte* data, Open
   }
   const Chunk& chunk = *wanted.chunk;
   const SegmentTable& table = wanted.source->tables[chunk.table].table;
-  ReadChunk read{wanted.source, &chunk, nullptr, data, {}, 0, false};
+  ReadChunk read{wanted.source, &chunk, nullptr, data, {}, 0};
   for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
-    read.damage.push_back(read_piece(piece, data, file, &read));
+    read.damage.push_back(read_piece(piece, data, file));
     if (file->reader) read.bytes += piece.size_bytes;
     data += piece.bytes_in_memory();
   }
@@ -121,21 +120,15 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, std::byte* data, Open
 }
 
 // What is damaged about the piece, or an empty string. What the system refuses is tried again, and
-// then throws StorageError, unless that counts as damage.
-std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile* file,
-                                  ReadChunk* read) {
+// then throws StorageError.
+std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile* file) {
   for (size_t attempt = 0;; ++attempt) {
     try {
       if (!file->reader && file->damage.empty()) open(file);
       return file->reader ? file->reader->read(piece, data) : file->damage;
-    } catch (const StorageError& error) {
+    } catch (const StorageError&) {
       file->reader.reset();  // a stale handle is opened again by its name
-      const bool is_last = file->is_abandoned || attempt == errors_.pauses_seconds.size();
-      if (!is_last && pause(errors_.pauses_seconds[attempt])) continue;
-      if (!errors_.count_as_damage) throw;
-      file->is_abandoned = true;
-      read->is_unreadable = true;
-      return error.what();
+      if (attempt == pauses_seconds_.size() || !pause(pauses_seconds_[attempt])) throw;
     }
   }
 }

@@ -26,7 +26,6 @@ struct ReadChunk {
   const std::byte* data = nullptr;        // in the slot
   std::vector<std::string> damage;        // per piece, empty if it could be read
   int64_t bytes = 0;
-  bool is_unreadable = false;  // a piece could not be read, rather than is damaged
 };
 
 // Reads all chunks of all sources, and gives them out in their order. Bounded by the slots.
@@ -34,7 +33,7 @@ class ReadAhead {
  public:
   // REQUIRES: all that is passed lives longer.
   ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
-            const ReadErrors& errors);
+            const std::vector<double>& pauses_seconds);
   // Reads no more. A slot that a reader waits for comes from those that were read.
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
@@ -53,13 +52,13 @@ class ReadAhead {
   void run();
   size_t end_of_run(size_t begin) const;
   ReadChunk read_chunk(const WantedChunk& wanted, std::byte* data, OpenFile* file);
-  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read);
+  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file);
   void open(OpenFile* file) const;
   bool pause(double seconds);
 
   const bool direct_io_;
   SlotPool& slots_;
-  const ReadErrors& errors_;
+  const std::vector<double>& pauses_seconds_;
   std::vector<WantedChunk> chunks_;
   std::mutex mutex_;
   std::condition_variable changed_;

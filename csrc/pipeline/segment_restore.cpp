@@ -139,7 +139,6 @@ Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* 
                                                  : row_ids[i]);
   }
   result->damaged.push_back(std::move(damaged));
-  result->chunks_unreadable += read.is_unreadable;
   return {};
 }
 
@@ -193,7 +192,7 @@ void pin_if_possible(SlotPool& slots, DeviceStager* stager, std::optional<Pinned
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
                                             const std::function<void(int64_t)>& poll,
-                                            const ReadErrors& errors) {
+                                            const std::vector<double>& pauses_seconds) {
   std::vector<RestoreResult> results(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     results[i].rows_restored.assign(sources[i].tables.size(), 0);
@@ -202,7 +201,7 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
   std::optional<PinnedSlots> pinned;
   if (!stagers.empty()) pin_if_possible(slots, *stagers.begin(), &pinned);
   SlotsInUse in_use(slots);
-  ReadAhead read_ahead(sources, direct_io, slots, errors);
+  ReadAhead read_ahead(sources, direct_io, slots, pauses_seconds);
   int64_t bytes_read = 0;
   while (std::optional<ReadChunk> read = read_ahead.next()) {
     const RestoreSource& source = *read->source;

@@ -32,15 +32,7 @@ struct DamagedChunk {
 struct RestoreResult {
   std::vector<int64_t> rows_restored;  // per table
   std::vector<DamagedChunk> damaged;   // none of their rows was written
-  int64_t chunks_unreadable = 0;       // of the damaged ones: they could not be read
   int64_t bytes_read = 0;
-};
-
-// What becomes of a read that the system refuses. It is tried again after each of the pauses; then
-// it ends the restoration with StorageError, as what was not read may well be sound.
-struct ReadErrors {
-  std::vector<double> pauses_seconds;
-  bool count_as_damage = false;  // the user said so
 };
 
 // A segment file, and what of it is to be read.
@@ -53,13 +45,13 @@ struct RestoreSource {
 // Restores the wanted rows of all chunks, in their order, so of a row that is in several sources
 // the last one's state stays. A chunk is written only if each of its pieces is undamaged, so a row
 // is whole; damaged ones, also of a file that is missing, are reported. One result per source.
-// Throws StorageError for what could not be read, see ReadErrors; rows may have been written then.
+// Throws StorageError for what could not be read, after each pause once more; rows may be written then.
 // `poll` (may be empty) gets the bytes read so far, between chunks; what it throws ends the
 // restoration and is thrown. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may
 // be null.
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
                                             const std::function<void(int64_t)>& poll = {},
-                                            const ReadErrors& errors = {});
+                                            const std::vector<double>& pauses_seconds = {});
 
 }  // namespace cpr_ext

@@ -43,9 +43,54 @@ with cpr_ext.Checkpointer(model, optimizer, sys.argv[1], **options) as checkpoin
 """
 
 
-def life(store, how="save"):
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(store), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+LOADING = """
+import os, subprocess, sys, time, torch, cpr_ext
+from torch.utils.data import DataLoader
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 20
+    def __getitem__(self, index):
+        time.sleep(0.05 if index > 40 else 0.0)  # from then on training waits for it
+        return torch.tensor([index % 500, index % 7])
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(500, 4, sparse=True), torch.nn.Dropout(0.5))
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+options = {"schedule": cpr_ext.EverySteps(1000), "on_sigterm": "save"}
+step = 0
+def state():
+    return step, model[0].weight.sum().item(), torch.get_rng_state().sum().item()
+try:
+    with cpr_ext.Checkpointer(model, optimizer, sys.argv[1], **options) as checkpointer:
+        checkpointer.recover()
+        step = checkpointer.step_count
+        print("from", *state(), flush=True)
+        if sys.argv[2] == "read":
+            os._exit(0)
+        for batch in DataLoader(Items(), batch_size=4, num_workers=2):
+            model(batch).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            after = state()
+            if step == int(sys.argv[3]):
+                children = [child.pid for child in torch.multiprocessing.active_children()]
+                told = {  # by another process, as a worker takes its parent's signal for an end
+                    "group": f"kill -- -{os.getpid()}",
+                    "one by one": f"kill {' '.join(map(str, children))}; sleep 0.3",
+                }[sys.argv[2]]
+                subprocess.Popen(f"{told}; kill {os.getpid()}", shell=True, process_group=0)
+                time.sleep(0.1)
+            checkpointer.step(4)
+except SystemExit:
+    print("last", *after, flush=True)
+    raise
+"""
+
+
+def life(store, how="save", *more, program=PROGRAM):
+    command = [sys.executable, "-W", "ignore", "-c", program, str(store), how, *map(str, more)]
+    options = {"capture_output": True, "text": True, "timeout": 250}
+    done = subprocess.run(command, **options, start_new_session=True)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -60,6 +105,18 @@ def test_the_next_life_resumes_after_the_last_step_with_all_rows(tmp_path):
     code, said, log = life(tmp_path / "other", "no")  # a signal is the user's
     assert code == 0, log
     assert said[-1] == "the one before"
+
+
+# Batches are there, or training waits for them.
+@pytest.mark.parametrize(("how", "at"), [("group", 5), ("group", 15), ("one by one", 15)])
+def test_all_is_saved_whichever_workers_of_a_loader_die(how, at, tmp_path):
+    code, said, log = life(tmp_path / "store", how, at, program=LOADING)
+    # The signal to the parent may come when its interpreter has ended: then the system has it.
+    assert code in ((143, -15) if how == "one by one" else (143,)), log
+    assert "saved, training ends" in log
+    assert int(said[-1].split()[1]) >= at
+    _, again, log = life(tmp_path / "store", "read", program=LOADING)
+    assert again == [said[-1].replace("last", "from")], log
 
 
 @pytest.fixture

@@ -64,7 +64,6 @@ ACTIONS: dict[str, Callable[[Path, Path], Any]] = {
     "recover": recover,
     "recover-raise": partial(recover, on_damage="raise"),
     "recover-full": partial(recover, mode="full"),
-    "fall-back": partial(recover, on_read_error="fall_back"),
     "move": lambda store, place: _recover_from(store, place),
     "verify": _verify,
     "export": _export,

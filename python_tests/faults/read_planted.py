@@ -3,60 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import cpr_ext
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError
-from cpr_ext.storage import retries, segment_header
+from cpr_ext.storage import segment_header
 
 
-def _headers_that_fail_are_damaged() -> None:
-    read = segment_header.retrying_segment
+def _taken_for_damage(module: Any, name: str) -> None:
+    real = getattr(module, name)
 
-    def believe(path: Path, action: Callable[[], Any]) -> Any:
+    def believe(*arguments: Any, **options: Any) -> Any:
         try:
-            return read(path, action)
+            return real(*arguments, **options)
         except StorageError as error:
             raise DamageError(str(error)) from error
 
-    segment_header.retrying_segment = believe
-
-
-def _rows_that_fail_are_damaged() -> None:
-    for name in ("restore_segment", "restore_segments"):
-        real = getattr(native, name)
-
-        def believe(*arguments: Any, real: Any = real, **options: Any) -> Any:
-            return real(*arguments, **{**options, "unreadable_is_damage": True})
-
-        setattr(native, name, believe)
-    retries.UnreadableError = DamageError  # type: ignore[misc]
-
-
-def _falling_back_forgets() -> None:
-    roll_back = cpr_ext.storage.store.Store.roll_back
-    cpr_ext.storage.store.Store.roll_back = (  # type: ignore[method-assign]
-        lambda self, snapshot, keep=(): roll_back(self, snapshot)
-    )
+    setattr(module, name, believe)
 
 
 # What it is, who reads with it, and a pattern of the calls that show it.
 PLANTED: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "headers that cannot be read are damaged": (
-        _headers_that_fail_are_damaged,
+        partial(_taken_for_damage, segment_header, "retrying"),
         ("recover",),
         r"openr:segments/\d+-dense",
     ),
     "rows that cannot be read are damaged": (
-        _rows_that_fail_are_damaged,
+        partial(_taken_for_damage, native, "restore_segment"),
         ("recover",),
         r"pread:",
-    ),
-    "falling back forgets what it could not read": (
-        _falling_back_forgets,
-        ("fall-back",),
-        r"openr:segments/\d+-dense",
     ),
 }

@@ -237,7 +237,7 @@ class ReadSide:
         found = []
         if error and not error.startswith("StorageError"):
             found.append(f"it raised {error}")
-        if not error and tried.action != "fall-back" and result != self._clean[tried.action]:
+        if not error and result != self._clean[tried.action]:
             found.append(f"it returned {result}, not {self._clean[tried.action]}")
         if left := _still_left_behind(before):
             found.append(f"left behind: {', '.join(sorted(left))}")

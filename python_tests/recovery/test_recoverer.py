@@ -137,3 +137,19 @@ def test_step_refuses_to_train_over_snapshots_that_were_not_recovered(tmp_path):
     fresh.checkpointer.recover()
     fresh.train(1)
     fresh.checkpointer.close()
+
+
+def test_the_position_is_known_before_there_is_a_model(tmp_path):
+    assert cpr_ext.position(tmp_path / "none").step == 0
+    run = Trained(tmp_path / "store", state={"file": lambda: 7}, **OPTIONS)
+    assert cpr_ext.position(tmp_path / "store").step == 0
+    run.train(3)
+    run.save("base")
+    run.train(2)
+    run.save()
+    there = cpr_ext.position(tmp_path / "store")
+    assert (there.step, there.values) == (5, {"file": 7})
+    assert there.num_samples == run.checkpointer.num_samples
+    (newest,) = (tmp_path / "store" / "segments").glob(f"*{run.store.last_snapshot}-dense*")
+    newest.write_bytes(b"garbage")
+    assert cpr_ext.position(tmp_path / "store").step < 5

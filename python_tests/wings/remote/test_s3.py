@@ -57,7 +57,7 @@ def test_a_segment_of_more_than_10000_of_the_least_parts_is_sent_and_recovered(
     with started(model, tmp_path / "a", options) as checkpointer:
         checkpointer.save("base")
         checkpointer.wait()
-        assert checkpointer.store.origin.wait(60)
+        assert checkpointer.store.origin.wait(500)
     records = newest_state(open_objects(options)).manifest.records()
     assert max(record.file_bytes for record in records) > 10_000 * 256
     other = nn.Embedding(20_000, 32)
