@@ -46,11 +46,8 @@ def compile_with(command: Sequence[str]) -> ctypes.CDLL:
 
 
 def find_nvcc() -> str:
-    """CUDACXX, or nvcc of CUDA_HOME, or that on the PATH."""
-    if compiler := os.environ.get("CUDACXX"):
-        return compiler
-    home = os.environ.get("CUDA_HOME")
-    found = shutil.which("nvcc", path=f"{home}/bin" if home else None) or shutil.which("nvcc")
+    """CUDACXX, or nvcc on the PATH; tools/gpu.py sets both."""
+    found = os.environ.get("CUDACXX") or shutil.which("nvcc")
     if found is None:
         raise RuntimeError("nvcc is needed to measure limits: put it on the PATH")
     return found

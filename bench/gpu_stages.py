@@ -156,4 +156,4 @@ def _stager(slot_bytes: int) -> Any:
 
 
 def _gathering(stager: Any, rows: _Rows) -> gpu_device.Work:
-    return lambda: stager.gather_rows(rows.table, rows.row_ids, rows.out)
+    return lambda: native.gather_rows(rows.table, rows.row_ids, rows.out, stager=stager)

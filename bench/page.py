@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its charts from the results in bench/results/, print the targets.
+"""Write docs/benchmarks.md from the results in bench/results/, print the targets.
 
 python bench/page.py
 """
@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import charts
 import figures
 from peers import allowed_memory_bytes
 from results import Results, Row
@@ -17,7 +16,6 @@ from targets import findings, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-IMAGES = ROOT / "docs" / "images"
 HEAD = (
     "This page has the targets of cpr_ext and their measurements. `python bench/page.py` writes it "
     "from [bench/results/](../bench/results/); `make bench` measures again.",
@@ -108,8 +106,6 @@ def targets(results: Results) -> Iterator[str]:
         "rounds. That is a prefetching loop without checks, one pass over the scores, raw direct "
         "writes, or a thread that only writes."
     )
-    charts.ratios(results, IMAGES / "targets.png")
-    yield "![Ratios to peers and bounds, with their targets](images/targets.png)\n"
 
 
 def training(results: Results) -> Iterator[str]:

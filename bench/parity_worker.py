@@ -86,7 +86,7 @@ def build(settings: dict[str, Any], group: Any) -> tuple[DLRM, tuple[torch.optim
     for name, count in zip(list(model.tables), rows, strict=True):
         shard = row_sharded.RowShard(model.tables[name], count * group.rank(), group)
         model.tables[name] = shard
-    return model, build_optimizers(model, Hyperparameters(table_optimizer="rowwise_adagrad"))
+    return model, build_optimizers(model, Hyperparameters())
 
 
 def main() -> None:

@@ -5,12 +5,10 @@
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
 one job, with the features and layers of facebookresearch's torchrec_dlrm. Blocks of steps take
 turns, so that each ratio is of neighbours in time: without anything; with a Checkpointer that takes
-one partial snapshot (12.5 % of the rows) in each block and has it durable at its end; with the
-simplest counting there can be, a hook that keeps the indices, and a loop in C without checks; and
-with TorchRec's own ModelDeltaTracker, which is asked for the changed ids once per block and saves
+one partial snapshot (12.5 % of the rows) in each block and has it durable at its end; and with
+TorchRec's own ModelDeltaTracker, which is asked for the changed ids once per block and saves
 nothing. Every second round goes through the ways backwards. Keeps
-bench/results/torchrec_overhead.json, of several workers torchrec_overhead_N_workers.json; ``--add``
-adds its rounds to those that are kept.
+bench/results/torchrec_overhead.json, of several workers torchrec_overhead_N_workers.json.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,6 @@ WAYS = {
     "none": "neither tracking nor saving",
     "cpr_ext": "lookups counted; a partial snapshot per block, durable",
     "tracking": "lookups counted, nothing saved",
-    "simple": "lookups counted by the simplest loop",
     "ModelDeltaTracker": "TorchRec's tracker, ids only, asked once per block; nothing saved",
 }
 Block = Callable[[int], None]
@@ -108,12 +104,6 @@ def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> di
         tracking(num_steps // 2)
         ckpt.wait()
 
-    def simple(num_steps: int) -> None:
-        with counted_simply(model) as count:
-            for _ in range(num_steps):
-                step()
-                count()
-
     def delta_tracker(num_steps: int) -> None:
         watch(tracker.record_lookup)
         for _ in range(num_steps):
@@ -128,42 +118,7 @@ def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> di
 
     watch(None)
     ckpt._recorder.detach()
-    return dict(zip(WAYS, (none, saving, tracking, simple, delta_tracker), strict=True))
-
-
-@contextmanager
-def counted_simply(model: Any) -> Iterator[Callable[[], None]]:
-    """Keep what FBGEMM's operators look up; count it when the function that is given is called."""
-    import bounds
-    import torch
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        SplitTableBatchedEmbeddingBagsCodegen as Operator,
-    )
-
-    operators = [module for module in model.modules() if isinstance(module, Operator)]
-    counts = {
-        operator: [torch.zeros(rows, dtype=torch.int32) for rows, _ in operator.embedding_specs_2d]
-        for operator in operators
-    }
-    seen: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
-
-    def note(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
-        seen.append((operator, given["indices"], given["offsets"]))
-
-    def count() -> None:
-        for operator, indices, offsets in seen:
-            features = operator.feature_table_map
-            begins = offsets[:: (len(offsets) - 1) // len(features)].tolist()
-            for table, begin, end in zip(features, begins[:-1], begins[1:], strict=True):
-                here = bounds.addresses([counts[operator][table]])
-                bounds.count(here, bounds.addresses([indices[begin:]]), end - begin)
-        seen.clear()
-
-    handles = [each.register_forward_pre_hook(note, with_kwargs=True) for each in operators]
-    yield count
-    for handle in handles:
-        handle.remove()
+    return dict(zip(WAYS, (none, saving, tracking, delta_tracker), strict=True))
 
 
 def summarize(rounds: list[dict[str, float]], steps: int) -> list[dict[str, Any]]:
@@ -195,7 +150,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas between; none first")
-    parser.add_argument("--add", action="store_true", help="to the rounds that are kept")
     parser.add_argument("--steps", type=int, default=30, help="of a block: 5 s on two cores")
     parser.add_argument("--features", type=int, default=FEATURES, help="each with a table")
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
@@ -223,11 +177,6 @@ def main() -> None:
     rounds = json.loads(done.stdout.splitlines()[-1])
     of_workers = "" if options.workers == 1 else f"_{options.workers}_workers"
     results = HERE / "results" / f"torchrec_overhead{of_workers}.json"
-    if options.add:
-        earlier = json.loads(results.read_text())
-        if earlier["settings"] != settings:
-            raise SystemExit(f"kept are rounds of {earlier['settings']}, these are of {settings}")
-        rounds = earlier["rounds"] + rounds
     rows = summarize(rounds, options.steps)
     print(f"{'':<20}{'steps/s':>8}{'of none':>9}{'quartiles':>15}{'ms per step':>13}{'rounds':>8}")
     for row in rows:

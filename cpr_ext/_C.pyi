@@ -63,10 +63,8 @@ __all__: list[str] = [
     "nonzero_rows",
     "num_devices",
     "num_dirty_of",
-    "restore_rows",
     "restore_segment",
     "restore_segments",
-    "round_rows",
     "scatter_rows",
     "set_memory_reclaimer",
     "top_rows",
@@ -84,24 +82,6 @@ class ThreadPool:
     @property
     def num_threads(self) -> int:
         """With the caller."""
-
-class SlotPool:
-    """A fixed number of page-aligned buffers."""
-
-    def __init__(
-        self, *, num_slots: typing.SupportsIndex, slot_bytes: typing.SupportsIndex
-    ) -> None: ...
-    @property
-    def num_free(self) -> int:
-        """Slots that are not leased."""
-
-    @property
-    def num_slots(self) -> int:
-        """All slots."""
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot."""
 
 class StopFlag:
     """Asks work on another thread to return early."""
@@ -527,44 +507,6 @@ class DeviceStager:
         slot_bytes: typing.SupportsIndex,
         num_slots: typing.SupportsIndex,
     ) -> None: ...
-    def gather_rows(
-        self,
-        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        out: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> None:
-        """Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host
-        memory; waits until they are there.
-        """
-
-    def restore_rows(
-        self,
-        stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        precision: str,
-        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> None:
-        """Write rounded rows (n, bytes) uint8 to the rows row_ids, distinct, as float32; waits."""
-
-    def round_rows(
-        self,
-        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        precision: str,
-        stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> None:
-        """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;
-        waits.
-        """
-
-    def scatter_rows(
-        self,
-        packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> None:
-        """Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits."""
-
     def settle(self) -> None:
         """Have packed tables captured beside the stream: once it has got here, where their rows
         are, which nothing changes any more.
@@ -635,6 +577,24 @@ class DeviceChangeMeter(RowTracker):
         device: typing.SupportsIndex,
     ) -> None: ...
 
+class SlotPool:
+    """A fixed number of page-aligned buffers."""
+
+    def __init__(
+        self, *, num_slots: typing.SupportsIndex, slot_bytes: typing.SupportsIndex
+    ) -> None: ...
+    @property
+    def num_free(self) -> int:
+        """Slots that are not leased."""
+
+    @property
+    def num_slots(self) -> int:
+        """All slots."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+
 class SegmentTable:
     """The rows of one table in a segment file."""
 
@@ -653,15 +613,6 @@ class SegmentTable:
         are copies of these rows alone, in this order; those on a device were settled, see
         DeviceStager.settle. block_bytes: of the segment.
         """
-
-    def add_bytes(
-        self,
-        name: str,
-        tensor: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        file_offset: typing.SupportsIndex,
-        check_nan: bool = True,
-    ) -> None:
-        """Add a tensor that is not made of rows: one row per byte."""
 
     def add_rows(
         self,
@@ -1075,8 +1026,15 @@ def gather_rows(
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
     out: torch.Tensor | numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
+    *,
+    precision: str = "float32",
+    stager: DeviceStager | None = None,
 ) -> None:
-    """Pack the rows row_ids (n,) int64 of table (num_rows, ...) into out (n, ...)."""
+    """Pack the rows row_ids (n,) int64 of table (num_rows, ...) into out, n rows in the host's
+    memory; waits until they are there.
+
+    precision: of the packed rows, if the table is of float32. stager: of its CUDA device.
+    """
 
 def instruction_set() -> str:
     """Return the one in use."""
@@ -1098,15 +1056,6 @@ def num_devices() -> int:
 
 def num_dirty_of(trackers: collections.abc.Sequence[RowTracker]) -> list[int]:
     """Count the dirty rows of each tracker; waits once for each device."""
-
-def restore_rows(
-    stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    precision: str,
-    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> None:
-    """Write rounded rows (n, bytes) uint8 to the rows row_ids, ascending, as float32."""
 
 def restore_segment(
     *,
@@ -1145,24 +1094,18 @@ def restore_segments(
     the bytes read so far, at most five times a second.
     """
 
-def round_rows(
-    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
-    precision: str,
-    stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> None:
-    """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids
-    all rows.
-    """
-
 def scatter_rows(
     packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
     table: torch.Tensor | numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
+    *,
+    precision: str = "float32",
+    stager: DeviceStager | None = None,
 ) -> None:
-    """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
+    """Write packed rows to the rows row_ids (n,) int64 of table, ascending, or on a device
+    distinct; waits. Options as of gather_rows.
+    """
 
 def set_memory_reclaimer(reclaim: collections.abc.Callable[[int], bool]) -> None:
     """Have reclaim(device) called when a device is out of memory, on any thread. It frees

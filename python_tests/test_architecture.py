@@ -208,7 +208,7 @@ def test_a_forbidden_include_is_caught(path, line, why):
         ("pipeline/a.cpp", '#include "storage/file.h"\n#include "pipeline/segment_plan.h"'),
         ("staging/cuda/a.cu", "#include <cuda_runtime.h>"),
         ("core/cuda/device.h", "#include <cuda_runtime.h>"),
-        ("testing/a.cpp", '#include <cuda_runtime.h>\n#include "testing/emulated_block.h"'),
+        ("testing/a.cpp", '#include <cuda_runtime.h>\n#include "testing/emulated_device.h"'),
         ("bindings/bind_emulator.cpp", '#include "testing/emulated_device.h"'),
         ("bindings/a.cpp", "#ifdef CPR_EXT_EMULATED_DEVICE"),
         ("bindings/a.cpp", '#include "tracking/cuda/access_counter.h"'),

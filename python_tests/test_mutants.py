@@ -71,13 +71,13 @@ def test_each_mutant_that_may_survive_is_one_and_has_a_reason(mutate):
 
 def test_a_verdict_is_kept_until_a_kernel_or_a_test_changes(mutate, tmp_path, monkeypatch):
     path = tmp_path / "verdicts.json"
-    key = mutate.Verdicts.key("csrc/tracking/cuda/bitmap.cu", 3, "  return;")
+    key = mutate.Verdicts.key("csrc/tracking/cuda/dirty_marks.cu", 3, "  return;")
     verdicts = mutate.Verdicts(path)
     assert verdicts.find(key) is None
     verdicts.note(key, "killed")
     assert mutate.Verdicts(path).find(key) == "killed"
     monkeypatch.setattr(mutate, "tests_of", lambda file: [])
-    assert mutate.Verdicts.key("csrc/tracking/cuda/bitmap.cu", 3, "  return;") != key
+    assert mutate.Verdicts.key("csrc/tracking/cuda/dirty_marks.cu", 3, "  return;") != key
 
 
 def test_a_line_of_which_a_semicolon_is_left_has_the_lines_before_it_in_its_name(mutate):

@@ -106,9 +106,9 @@ def gather(gpu: Any) -> None:
         rows = random.integers(0, 256, (4000, row_bytes), np.uint8)
         ids = np.sort(random.permutation(4000)[:1700])
         table, out = gpu.put(rows), np.zeros((1700, row_bytes), np.uint8)
-        stager.gather_rows(table, ids, out)
+        gpu.native.gather_rows(table, ids, out, stager=stager)
         assert (out == rows[ids]).all(), row_bytes
-        stager.scatter_rows(255 - out, ids, table)
+        gpu.native.scatter_rows(255 - out, ids, table, stager=stager)
         rows[ids] = 255 - rows[ids]
         assert (gpu.get(table) == rows).all(), row_bytes
 
@@ -123,7 +123,8 @@ def round_rows(gpu: Any) -> None:
     stager = gpu.native.DeviceStager(device=0, slot_bytes=1 << 20, num_slots=2)
     for precision in PRECISIONS[1:]:
         stored = np.zeros((3000, stored_row_bytes(64, precision)), np.uint8)
-        stager.round_rows(gpu.put(rows), np.arange(3000), precision, stored)
+        options = {"precision": precision, "stager": stager}
+        gpu.native.gather_rows(gpu.put(rows), np.arange(3000), stored, **options)
         assert (stored == encode_rows(rows, precision)).all(), precision
 
 

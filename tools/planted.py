@@ -1,4 +1,4 @@
-"""Are the faults of this project's history still found? Plants each and runs the tests named for it.
+"""Are the faults that reviews have found still found? Plants each, and runs the tests named for it.
 
     python tools/planted.py [NAME ...]     only those whose name has one of these in it
 
@@ -10,9 +10,9 @@ copy of the checkout. Exit status 1 if one is not found, or its text is not ther
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 
+import tomllib
 from mutate import ROOT, _tree, run
 
 FAULTS = ROOT / "python_tests/planted/faults.toml"

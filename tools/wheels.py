@@ -82,13 +82,8 @@ def make_reproducible(sdist: Path, seconds: int) -> None:
     with tempfile.TemporaryFile() as plain:
         with tarfile.open(sdist) as old, tarfile.open(fileobj=plain, mode="w") as new:
             for member in sorted(old.getmembers(), key=lambda member: member.name):
-                member.mtime, member.uid, member.gid, member.uname, member.gname = (
-                    seconds,
-                    0,
-                    0,
-                    "",
-                    "",
-                )
+                member.mtime, member.uid, member.gid = seconds, 0, 0
+                member.uname = member.gname = ""
                 member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 member.pax_headers = {}
                 new.addfile(member, old.extractfile(member) if member.isfile() else None)

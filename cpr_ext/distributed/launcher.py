@@ -119,19 +119,15 @@ def _run(
             if failed > spares and not ended_by:
                 say("ending all workers. The stores keep what was saved: the same command resumes")
                 end_all(signal.SIGTERM)
-                return _wait_for(agents) or 1
+                while agents:
+                    agents.discard(os.wait()[0])
+                return 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         for agent in agents:  # after an error alone
             os.kill(agent, signal.SIGKILL)
     return 128 + ended_by if ended_by else 0
-
-
-def _wait_for(agents: set[int]) -> int:
-    while agents:
-        agents.discard(os.wait()[0])
-    return 0
 
 
 def _be_agent(config: LaunchConfig, command: Sequence[str], say: Callable[[str], None]) -> None:

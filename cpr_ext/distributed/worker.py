@@ -81,11 +81,7 @@ from cpr_ext.distributed.parity.member import ParityMember
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.rendezvous.rendezvous import LeavingError, Rendezvous
 from cpr_ext.distributed.rendezvous.standing_by import take_rank
-from cpr_ext.errors import (
-    CprError,
-    PeerLostError,
-    UsageError,
-)
+from cpr_ext.errors import CprError, PeerLostError, UsageError
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.termination import EXIT_CODE, Termination
@@ -302,7 +298,7 @@ class Worker:
         """
         self._begin_run(num_steps)
         self._make = make_checkpointer or make_default_checkpointer
-        self._initialize = initialize or _keep_values
+        self._initialize = initialize or (lambda model: None)
         self._from_stores = None if from_store is None else find_stores(from_store).stores
         if from_store is None:
             with self._ending_the_job():
@@ -736,7 +732,3 @@ class Worker:
         except CprError as error:
             self._rendezvous.say_over(str(error))
             raise
-
-
-def _keep_values(model: nn.Module) -> None:
-    """Leave the values that ``build`` gave."""

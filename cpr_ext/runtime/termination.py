@@ -1,6 +1,6 @@
 """A wish to end, by SIGTERM or a call, that training grants at the end of a step.
 
-Spot machines, Kubernetes and Slurm send SIGTERM some seconds before they end a process; many send
+Spot machines, Kubernetes and Slurm send SIGTERM some seconds before they end a process. Many send
 it to all processes of a job, so that workers of a data loader die first.
 """
 

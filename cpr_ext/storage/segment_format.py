@@ -177,18 +177,6 @@ class SegmentLayout:
             align_up(count * array.file_row_bytes) for array in self.stored(self.tables[index])
         )
 
-    def bytes_by_precision(self) -> dict[str, int]:
-        """Return what rows take, without padding, by precision: "exact", "int8", ..., "row ids"."""
-        sizes: dict[str, int] = {}
-        for table in self.tables:
-            for array in self.stored(table):
-                kept_as = array.precision if array.is_rounded else "exact"
-                if array.name == ROW_IDS:
-                    kept_as = "row ids"
-                size_bytes = table.num_rows * array.file_row_bytes
-                sizes[kept_as] = sizes.get(kept_as, 0) + size_bytes
-        return sizes
-
     def offset(self, index: int, array: str) -> int:
         """Return file offset of an array of table ``index``; 0 while nothing is placed."""
         return self.offsets.get((index, array), 0)

@@ -1,25 +1,19 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/annotations.h"
 #include "bindings/register.h"
-#include "bindings/row_array_view.h"
-#include "bindings/row_precision_name.h"
+#include "bindings/table_view.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
+#include "core/device_stream.h"
 #include "core/error.h"
-#include "core/stream_mark.h"
 #include "staging/device_stager.h"
-#include "staging/pinned_slots.h"
-#include "storage/segment_writer.h"
 #include "tracking/row_tracker.h"
 
 #if CPR_EXT_HAS_CUDA
@@ -34,97 +28,6 @@ namespace cpr_ext {
 #if CPR_EXT_HAS_CUDA
 
 namespace {
-
-using Stager = std::shared_ptr<DeviceStager>;
-
-// The arguments of gather and scatter: one array, its rows, and packed rows in host memory. What
-// needs all ids to be good asks for that with check().
-struct DeviceCopy {
-  StagedArray array;
-  StagedRows rows;
-  std::byte* packed;
-
-  DeviceCopy(const DeviceStager& stager, py::handle table, py::handle row_ids, py::handle packed,
-             RowPrecision precision = RowPrecision::kExact) {
-    array.rows = view_rows(table, "table", 0, stager.device());
-    array.precision = precision;
-    if (precision != RowPrecision::kExact && array.rows.dtype != DType::kFloat32) {
-      throw UsageError("table is not float32");
-    }
-    const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
-    rows.row_ids = static_cast<const int64_t*>(ids.data);
-    rows.count = ids.shape[0];
-    const TensorView bytes = view_tensor(packed, "packed");
-    const int64_t needed = rows.count * array.packed_row_bytes();
-    if (!bytes.is_contiguous() || bytes.numel() * bytes.item_bytes != needed) {
-      throw UsageError("packed has " + std::to_string(bytes.numel() * bytes.item_bytes) +
-                       " bytes; needed are " + std::to_string(rows.count) + " contiguous rows of " +
-                       std::to_string(array.packed_row_bytes()));
-    }
-    this->packed = static_cast<std::byte*>(bytes.data);
-  }
-
-  // Throws RowIndexError if the table lacks one of the rows [first, first + count).
-  void check(int64_t first, int64_t count) const {
-    bool holds_all = true;  // without a branch per row: copies wait for it
-    for (int64_t i = first; i < first + count; ++i) holds_all &= array.rows.holds(rows.row_ids[i]);
-    if (holds_all) return;
-    for (int64_t i = first; i < first + count; ++i) {
-      if (array.rows.holds(rows.row_ids[i])) continue;
-      throw RowIndexError("row_ids[" + std::to_string(i) + "] is " +
-                          std::to_string(rows.row_ids[i]) + "; the table has " +
-                          std::to_string(array.rows.num_rows) + " rows");
-    }
-  }
-};
-
-void gather_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLike& row_ids,
-                    const ArrayLike& out) {
-  if (!view_tensor(out, "out").writable) throw UsageError("out is read-only");
-  const DeviceCopy copy(stager, table, row_ids, out);
-  py::gil_scoped_release release;
-  // A round at a time: the device gathers one while the ids of the next are checked. What was
-  // submitted is waited for also if a later id is bad.
-  const int64_t row_bytes = copy.array.rows.row_bytes;
-  const int64_t in_round =
-      std::max<int64_t>(1, stager.buffer_bytes() / (row_bytes + int64_t{sizeof(int64_t)}));
-  std::vector<std::unique_ptr<Arrival>> arrivals;
-  for (int64_t first = 0; first < copy.rows.count; first += in_round) {
-    const int64_t count = std::min(in_round, copy.rows.count - first);
-    copy.check(first, count);
-    const StagedRows rows{copy.rows.row_ids + first, 0, count};
-    arrivals.push_back(stager.gather({copy.array}, rows, copy.packed + first * row_bytes));
-  }
-  for (const auto& arrival : arrivals) arrival->wait();
-}
-
-void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const ArrayLike& row_ids,
-                       const ArrayLike& table) {
-  const DeviceCopy copy(stager, table, row_ids, packed);
-  py::gil_scoped_release release;
-  copy.check(0, copy.rows.count);
-  stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
-}
-
-void round_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLike& row_ids,
-                   const std::string& precision, const ArrayLike& stored) {
-  if (!view_tensor(stored, "stored").writable) throw UsageError("stored is read-only");
-  const DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
-  if (copy.array.precision == RowPrecision::kExact) {
-    throw UsageError("float32 rows are not rounded");
-  }
-  py::gil_scoped_release release;
-  copy.check(0, copy.rows.count);
-  stager.gather({copy.array}, copy.rows, copy.packed)->wait();
-}
-
-void restore_from_host(DeviceStager& stager, const ArrayLike& stored, const ArrayLike& row_ids,
-                       const std::string& precision, const ArrayLike& table) {
-  const DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
-  py::gil_scoped_release release;
-  copy.check(0, copy.rows.count);
-  stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
-}
 
 void gather_chosen(const SequenceOf<ArrayLike>& tables, const std::shared_ptr<PendingRows>& chosen,
                    const SequenceOf<ArrayLike>& outs) {
@@ -176,7 +79,7 @@ void reclaim_memory_by(const py::typing::Callable<bool(int)>& reclaim) {
 }
 
 void register_stager(py::module_& module) {
-  py::class_<DeviceStager, Stager>(
+  py::class_<DeviceStager, std::shared_ptr<DeviceStager>>(
       module, "DeviceStager",
       "Rows of tables on a CUDA device into staging slots and back, in the order of its stream.")
       .def(py::init([](int device, int64_t slot_bytes, int num_slots) {
@@ -189,20 +92,7 @@ void register_stager(py::module_& module) {
           "Bytes of a buffer: the requested number, or fewer if the device was short of memory.")
       .def("settle", &DeviceStager::settle, py::call_guard<py::gil_scoped_release>(),
            "Have packed tables captured beside the stream: once it has got here, where their rows\n"
-           "are, which nothing changes any more.")
-      .def("gather_rows", &gather_to_host, py::arg("table"), py::arg("row_ids"), py::arg("out"),
-           "Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host\n"
-           "memory; waits until they are there.")
-      .def("scatter_rows", &scatter_from_host, py::arg("packed"), py::arg("row_ids"),
-           py::arg("table"),
-           "Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits.")
-      .def("round_rows", &round_to_host, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
-           py::arg("stored"),
-           "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;\n"
-           "waits.")
-      .def("restore_rows", &restore_from_host, py::arg("stored"), py::arg("row_ids"),
-           py::arg("precision"), py::arg("table"),
-           "Write rounded rows (n, bytes) uint8 to the rows row_ids, distinct, as float32; waits.");
+           "are, which nothing changes any more.");
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #if CPR_EXT_HAS_CUDA
 #include "bindings/annotations.h"
+#include "bindings/table_view.h"
 #include "bindings/vector_array.h"
-#include "bindings/weight_view.h"
 #include "tracking/cuda/access_counter.h"
 #include "tracking/cuda/change_meter.h"
 #include "tracking/cuda/dirty_rows.h"

@@ -7,11 +7,9 @@
 
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
-#include "testing/broken_calls.h"
-#include "testing/broken_kernels.h"
-#include "testing/emulated_block.h"
+#include "testing/broken_uses.h"
 #include "testing/emulated_device.h"
-#include "testing/emulated_pool.h"
+#include "testing/emulated_memory.h"
 #include "tracking/row_tracker.h"
 
 namespace py = pybind11;
@@ -42,47 +40,21 @@ class FailingTracker final : public RowTracker {
   void restore(const TakenRows&) override {}
 };
 
-void register_broken_calls(py::module_& emulator) {
-  const auto as_int = [](cudaError_t error) { return static_cast<int>(error); };
-  emulator.def(
-      "call_in_capture",
-      [=](const std::string& call) { return as_int(emulated_cuda::call_in_capture(call)); },
-      py::arg("call"), "The error of a call in a capture; 0: none.");
-  emulator.def(
-      "relaxed_call_in_capture",
-      [=](const std::string& call) { return as_int(emulated_cuda::relaxed_call_in_capture(call)); },
-      py::arg("call"), "The same on a thread whose calls do no harm to captures.");
-  emulator.def(
-      "wait_beside_capture",
-      [=](bool waits_beside) { return as_int(emulated_cuda::wait_beside_capture(waits_beside)); },
-      py::arg("waits_beside"), "The error of a wait on another thread than the capture's.");
-  emulator.def(
-      "mix_devices",
-      [=](const std::string& fault) { return as_int(emulated_cuda::mix_devices(fault)); },
-      py::arg("fault"), "The error of a call with an object of another device.");
-  emulator.def(
-      "call_wrongly",
-      [=](const std::string& fault) { return as_int(emulated_cuda::call_wrongly(fault)); },
-      py::arg("fault"), "The error of a call that is wrong at any time; 0: none.");
-  emulator.def(
-      "see_host_memory",
-      [=](const std::string& fault) { return as_int(emulated_cuda::see_host_memory(fault)); },
-      py::arg("fault"), "The error of asking where a device sees host memory.");
-  emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
-               "How often a pool maps memory that is allocated again and again.");
-  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"), py::arg("has_next"),
-               "What a kernel reads from memory that is freed before it, or after.");
-  emulator.def("sum_shared", &emulated_cuda::sum_shared, py::arg("clears"),
-               "The sum of shared memory that a kernel clears first, or not.");
-  emulator.def(
-      "overrun_memory",
-      [=](int64_t num_elements, int64_t num_more) {
-        return as_int(emulated_cuda::overrun_memory(num_elements, num_more));
-      },
-      py::arg("num_elements"), py::arg("num_more"),
-      "The error of freeing memory of which a kernel has written more than there is.");
-  emulator.def("misread_sums", &emulated_cuda::misread_sums, py::arg("waits"),
-               "Threads that read wrong sums from shared memory, which their kernel writes twice.");
+void register_broken_uses(py::module_& emulator) {
+  using namespace emulated_cuda;  // NOLINT: these are its functions
+  const std::pair<const char*, int (*)(const std::string&)> mistakes[] = {
+      {"call_in_capture", call_in_capture}, {"relaxed_call_in_capture", relaxed_call_in_capture},
+      {"mix_devices", mix_devices},         {"call_wrongly", call_wrongly},
+      {"see_host_memory", see_host_memory}, {"run_broken_kernel", run_broken_kernel}};
+  for (const auto& [name, make] : mistakes) {
+    emulator.def(name, make, py::arg("fault"), "See testing/broken_uses.h, as of all below.");
+  }
+  emulator.def("wait_beside_capture", &wait_beside_capture, py::arg("waits_beside"));
+  emulator.def("count_mappings", &count_mappings, py::arg("times"), py::arg("keeps"));
+  emulator.def("read_freed", &read_freed, py::arg("frees_late"), py::arg("has_next"));
+  emulator.def("sum_shared", &sum_shared, py::arg("clears"));
+  emulator.def("overrun_memory", &overrun_memory, py::arg("num_elements"), py::arg("num_more"));
+  emulator.def("misread_sums", &misread_sums, py::arg("waits"));
 }
 
 }  // namespace
@@ -132,7 +104,7 @@ void register_emulator(py::module_& module) {
   emulator.def(
       "wide_loads", [] { return emulated_cuda::wide_loads(); },
       "Loads of 16 bytes that kernels have made so far.");
-  register_broken_calls(emulator);
+  register_broken_uses(emulator);
   emulator.def("shuffle_threads", &emulated_cuda::shuffle_threads, py::arg("seed"),
                "Blocks and their threads run in a random order; 0: in theirs.");
   emulator.def(
@@ -142,12 +114,6 @@ void register_emulator(py::module_& module) {
       },
       py::arg("name"), py::arg("nth"), py::arg("error") = 2,
       "The nth call of this function from here on fails (2: out of memory); 0: none does.");
-  emulator.def(
-      "run_broken_kernel",
-      [](const std::string& fault) {
-        return static_cast<int>(emulated_cuda::run_broken_kernel(fault));
-      },
-      py::arg("fault"), "The error that a kernel with this fault ends with; 0: none.");
   emulator.def("calls", &emulated_cuda::calls, "Calls by name since last asked.");
   emulator.def("own_calls", &emulated_cuda::own_calls,
                "Calls of this thread by name since last asked.");

@@ -11,7 +11,7 @@
 
 #include "bindings/annotations.h"
 #include "bindings/register.h"
-#include "bindings/row_array_view.h"
+#include "bindings/table_view.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"

@@ -107,8 +107,8 @@ py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, Slo
   std::vector<RestoreResult> results;
   {
     py::gil_scoped_release release;
-    results = restore_segments(sources, direct_io, slots, pool, SignalPoll(on_progress),
-                               pauses_seconds);
+    results =
+        restore_segments(sources, direct_io, slots, pool, SignalPoll(on_progress), pauses_seconds);
   }
   py::typing::List<Report> reports;
   for (const RestoreResult& result : results) reports.append(report_of(result));

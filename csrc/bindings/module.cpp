@@ -65,14 +65,13 @@ PYBIND11_MODULE(CPR_EXT_MODULE, module) {
   module.doc() = "Native core of cpr_ext. Private: import it through cpr_ext._native only.";
   cpr_ext::register_errors();
   cpr_ext::register_core(module);
-  cpr_ext::register_staging(module);
-  cpr_ext::register_rounding(module);
   cpr_ext::register_tracking(module);
   cpr_ext::register_scrub(module);
   cpr_ext::register_gradients(module);
   cpr_ext::register_versions(module);
   cpr_ext::register_selection(module);
   cpr_ext::register_device(module);
+  cpr_ext::register_staging(module);
   cpr_ext::register_segment_table(module);
   cpr_ext::register_pipeline(module);
   cpr_ext::register_restore(module);

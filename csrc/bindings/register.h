@@ -11,7 +11,6 @@ void register_gradients(pybind11::module_& module);
 void register_versions(pybind11::module_& module);
 void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
-void register_rounding(pybind11::module_& module);
 void register_segment_table(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
 void register_restore(pybind11::module_& module);

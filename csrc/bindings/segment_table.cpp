@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "bindings/register.h"
-#include "bindings/row_array_view.h"
-#include "bindings/row_precision_name.h"
+#include "bindings/table_view.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"
@@ -99,19 +98,6 @@ TableSpec TableSpec::in_file(int64_t num_rows, std::optional<int64_t> range_begi
   return other;
 }
 
-void TableSpec::add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset,
-                          bool check_nan) {
-  const TensorView view = view_tensor(tensor, name.c_str());
-  if (!view.is_contiguous()) throw UsageError(name + " is not contiguous");
-  RowArray rows;
-  rows.data = static_cast<std::byte*>(view.data);
-  rows.num_rows = view.numel() * view.item_bytes;
-  rows.row_bytes = 1;
-  rows.row_stride_bytes = 1;
-  rows.dtype = check_nan ? view.dtype : DType::kOther;
-  add({name, rows, file_offset, RowPrecision::kExact}, tensor);
-}
-
 void TableSpec::place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets) {
   if ((row_ids_offset < 0) != table.is_range() || array_offsets.size() != table.arrays.size()) {
     throw UsageError("table '" + table.name + "': " + std::to_string(array_offsets.size()) +
@@ -189,9 +175,6 @@ void register_segment_table(py::module_& module) {
            py::arg("block_bytes"),
            "Return the table with the rows of a file, for place(). range_begin: None: its row ids\n"
            "are in the file.")
-      .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
-           py::arg("file_offset"), py::arg("check_nan") = true,
-           "Add a tensor that is not made of rows: one row per byte.")
       .def("describe", &TableSpec::describe, py::arg("name"), py::arg("arrays"), py::arg("stored"),
            py::arg("shape") = py::none(),
            "Set what the header of a new segment says of the table.\n\n"

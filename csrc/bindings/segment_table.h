@@ -50,9 +50,6 @@ struct TableSpec {
   TableSpec in_file(int64_t num_rows, std::optional<int64_t> range_begin,
                     int64_t block_bytes) const;
 
-  // A tensor that is not made of rows (the dense part): one row per byte.
-  void add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset, bool check_nan);
-
   // Where the row ids (-1: a range) and the arrays, in their order, begin in the file.
   void place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets);
 

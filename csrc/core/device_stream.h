@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 namespace cpr_ext {
 
@@ -30,5 +31,17 @@ void set_memory_reclaimer(MemoryReclaimer reclaimer);
 // second only if little of the device is free.
 void trim_memory(int device);
 void trim_memory_if_short(int device);
+
+// A place in the stream that training uses on a device: who keeps memory for work that was
+// submitted before asks here whether it is done.
+class StreamMark {
+ public:
+  virtual ~StreamMark() = default;
+  virtual bool is_passed() = 0;  // throws CudaError if the stream will not get here
+  virtual void wait() = 0;       // as is_passed()
+};
+
+// At the end of all that this thread has submitted to the device's current stream.
+std::unique_ptr<StreamMark> mark_stream(int device);
 
 }  // namespace cpr_ext

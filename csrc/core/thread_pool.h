@@ -19,8 +19,6 @@ class ThreadPool {
   // the system refuses a thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 

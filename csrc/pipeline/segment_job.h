@@ -17,7 +17,7 @@
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
 #include "staging/slot_pool.h"
-#include "storage/segment_writer.h"
+#include "storage/segment_file.h"
 
 namespace cpr_ext {
 

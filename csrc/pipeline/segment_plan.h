@@ -8,7 +8,7 @@
 
 #include "staging/row_array.h"
 #include "staging/row_precision.h"
-#include "storage/segment_writer.h"
+#include "storage/segment_file.h"
 
 namespace cpr_ext {
 

@@ -45,8 +45,8 @@ struct RestoreSource {
 // Restores the wanted rows of all chunks, in their order, so of a row that is in several sources
 // the last one's state stays. A chunk is written only if each of its pieces is undamaged, so a row
 // is whole; damaged ones, also of a file that is missing, are reported. One result per source.
-// Throws StorageError for what could not be read, after each pause once more; rows may be written then.
-// `poll` (may be empty) gets the bytes read so far, between chunks; what it throws ends the
+// Throws StorageError for what could not be read, after each pause once more; rows may be written
+// then. `poll` (may be empty) gets the bytes read so far, between chunks; what it throws ends the
 // restoration and is thrown. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may
 // be null.
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,

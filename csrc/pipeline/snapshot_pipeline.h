@@ -16,7 +16,6 @@
 #include "pipeline/segment_job.h"
 #include "pipeline/work_log.h"
 #include "staging/device_stager.h"
-#include "staging/pinned_slots.h"
 #include "staging/slot_pool.h"
 
 namespace cpr_ext {
@@ -28,8 +27,6 @@ class SnapshotPipeline {
                    std::vector<std::shared_ptr<DeviceStager>> stagers = {});
   // Writes what is queued, then ends. REQUIRES: every job but those queued has been destroyed.
   ~SnapshotPipeline();
-  SnapshotPipeline(const SnapshotPipeline&) = delete;
-  SnapshotPipeline& operator=(const SnapshotPipeline&) = delete;
 
   // Throws UsageError if the plan does not fit the slots.
   std::shared_ptr<SegmentJob> start(CapturePlan plan);

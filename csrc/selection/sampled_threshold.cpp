@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "selection/collect_between.h"
+#include "selection/score_passes.h"
 
 namespace cpr_ext {
 

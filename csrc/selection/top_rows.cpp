@@ -5,11 +5,10 @@
 #include <string>
 
 #include "core/error.h"
-#include "selection/block_rows.h"
 #include "selection/radix_threshold.h"
 #include "selection/sampled_threshold.h"
 #include "selection/score_keys.h"
-#include "selection/write_above.h"
+#include "selection/score_passes.h"
 
 namespace cpr_ext {
 

@@ -9,6 +9,7 @@
 
 #include "staging/row_array.h"
 #include "staging/row_precision.h"
+#include "staging/slot_pool.h"
 
 namespace cpr_ext {
 
@@ -74,6 +75,35 @@ class DeviceStager {
 
   // Waits until everything submitted is done; throws CudaError if any of it has failed.
   virtual void finish() = 0;
+};
+
+// The slots of a pool are pinned while this lives. REQUIRES: pool and stager live longer.
+class PinnedSlots {
+ public:
+  // For all devices, by the stager of one; null: nothing is pinned. Throws CudaError.
+  PinnedSlots(SlotPool& slots, DeviceStager* stager) : stager_(stager) {
+    if (stager_ == nullptr) return;
+    try {
+      slots.for_each_slot([&](std::byte* slot) {
+        stager_->pin(slot, slots.slot_bytes());
+        pinned_.push_back(slot);
+      });
+    } catch (...) {
+      unpin();
+      throw;
+    }
+  }
+  ~PinnedSlots() { unpin(); }
+  PinnedSlots(const PinnedSlots&) = delete;
+  PinnedSlots& operator=(const PinnedSlots&) = delete;
+
+ private:
+  void unpin() noexcept {
+    for (std::byte* slot : pinned_) stager_->unpin(slot);
+  }
+
+  DeviceStager* const stager_;
+  std::vector<std::byte*> pinned_;
 };
 
 }  // namespace cpr_ext

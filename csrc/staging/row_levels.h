@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "core/float_bits.h"
 #include "core/host_device.h"
 
 namespace cpr_ext {

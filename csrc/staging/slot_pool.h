@@ -38,8 +38,6 @@ class SlotPool {
   // REQUIRES: num_slots >= 1; slot_bytes a positive multiple of the page size.
   SlotPool(int num_slots, int64_t slot_bytes);
   ~SlotPool();
-  SlotPool(const SlotPool&) = delete;
-  SlotPool& operator=(const SlotPool&) = delete;
 
   int num_slots() const { return static_cast<int>(slots_.size()); }
   int64_t slot_bytes() const { return slot_bytes_; }

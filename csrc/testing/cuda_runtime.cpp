@@ -9,7 +9,6 @@
 
 #include "testing/emulated_machine.h"
 #include "testing/emulated_memory.h"
-#include "testing/emulated_pool.h"
 
 using namespace emulated_cuda;  // NOLINT: these are its functions
 

@@ -1,7 +1,5 @@
 #undef _FORTIFY_SOURCE  // its longjmp() does not change stacks
 
-#include "testing/emulated_block.h"
-
 #include <cuda_runtime.h>
 #include <setjmp.h>
 #include <string.h>
@@ -16,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "testing/emulated_device.h"
 #include "testing/emulated_machine.h"
 #include "testing/emulated_memory.h"
 

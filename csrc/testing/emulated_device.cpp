@@ -5,9 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "testing/emulated_block.h"
 #include "testing/emulated_machine.h"
-#include "testing/emulated_pool.h"
+#include "testing/emulated_memory.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 

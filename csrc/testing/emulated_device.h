@@ -63,6 +63,9 @@ std::map<std::string, int64_t> own_calls();  // of this thread
 // Device memory that is not freed: bytes by address. Runs the waiting work.
 std::map<uintptr_t, int64_t> allocations();
 
+// Shared memory of all kernels together: what is garbage when a block begins.
+int64_t shared_bytes();
+
 // A fault in a kernel breaks the device until this is called.
 void repair();
 

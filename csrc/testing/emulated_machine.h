@@ -109,4 +109,8 @@ void reach(EmulatedEvent* event, int64_t record);
 
 void run_all();
 
+// Runs `thread` once for each thread of the block blockIdx; without `random` in their order. False
+// if the block cannot end, since threads wait for others that will not come.
+bool run_block(const std::function<void()>& thread, std::mt19937_64* random);
+
 }  // namespace emulated_cuda

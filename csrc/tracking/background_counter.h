@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "tracking/count_backlog.h"
 #include "tracking/lookup.h"
 #include "tracking/row_tracker.h"
 
@@ -29,8 +28,6 @@ class BackgroundCounter : public CountBacklog {
   // system refuses a thread.
   explicit BackgroundCounter(std::shared_ptr<ThreadPool> pool);
   ~BackgroundCounter() override;
-  BackgroundCounter(const BackgroundCounter&) = delete;
-  BackgroundCounter& operator=(const BackgroundCounter&) = delete;
 
   // As count_lookups(), but returns once the indices are copied. Everything is checked before
   // anything is observed. REQUIRES: all lie on the host; the trackers outlive this object; as with

@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "tracking/row_formats.h"
-
 namespace cpr_ext {
 
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "core/random.h"
 #include "selection/random_scores.h"
 #include "selection/top_rows.h"
@@ -10,6 +11,9 @@
 namespace cpr_ext {
 
 namespace {
+
+// So that run_size() is a number.
+constexpr int64_t kHighestPeriod = (int64_t{1} << 61) / SamplerOptions::kPeriodsPerRun;
 
 RowIdVector best_of(const RowIdVector& row_ids, const std::vector<uint32_t>& scores, int64_t k,
                     ThreadPool* pool) {
@@ -19,6 +23,21 @@ RowIdVector best_of(const RowIdVector& row_ids, const std::vector<uint32_t>& sco
 }
 
 }  // namespace
+
+SamplerOptions SamplerOptions::checked(const std::string& table, int64_t num_rows) const {
+  if (capacity < 1) {
+    throw UsageError("table '" + table + "': capacity is " + std::to_string(capacity) +
+                     "; the sample must hold at least 1 row");
+  }
+  if (period < 1) {
+    throw UsageError("table '" + table + "': period is " + std::to_string(period) +
+                     "; it must be at least 1 (1: every lookup is sampled)");
+  }
+  SamplerOptions options = *this;
+  options.capacity = std::min(capacity, num_rows);
+  options.period = std::min(period, kHighestPeriod);
+  return options;
+}
 
 RowSampler::RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options)
     : RowTracker(name, num_rows),

@@ -60,6 +60,16 @@ def test_what_a_partial_snapshot_of_the_last_step_left_out_is_saved(tmp_path):
     assert_saved(tmp_path, expected, 5, tables=run.tables)
 
 
+@pytest.mark.parametrize("part", ["tables.small.weight", "linear.weight"])
+def test_what_was_written_after_the_last_step_is_saved(part, tmp_path):
+    run = trained(tmp_path, 2)
+    run.save("base")
+    dict(run.model.named_parameters())[part].data[0] += 1
+    expected = state_of(run)
+    run.checkpointer.close()
+    assert_saved(tmp_path, expected, 2)
+
+
 def test_rows_whose_saved_state_is_damaged_are_saved_again(tmp_path):
     """A lost shard showed the damage; the live rows of the others are the last there are."""
     run = trained(tmp_path, 3, tables={"a": (60, 3)}, num_shards=4)

@@ -49,9 +49,9 @@ class Backend:
         return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
     def stager(self, slot_bytes=64 * 1024, num_slots=2):
-        """What copies rows between its tables and the host: the CPU's module itself does."""
+        """What copies rows between its tables and the host; None: the CPU."""
         if self.device is None:
-            return self.native
+            return None
         options = {"slot_bytes": slot_bytes, "num_slots": num_slots}
         return self.native.DeviceStager(device=self.device, **options)
 

@@ -165,16 +165,19 @@ def write_segment(path, tables, *, pipe=None, spare_bytes=0, **options):
     return Segment(path, layout, chunks)
 
 
-def restore(segment, targets, wanted=None, slots=None, **options):
+def source(segment, targets, wanted=None):
     everything = [(0, 1 << 40)] * len(targets)
-    return native.restore_segment(
+    return native.RestoreSource(
         path=str(segment.path),
         tables=segment.layout.specs(targets, capture=False),
         wanted=everything if wanted is None else wanted,
         chunks=segment.chunks,
-        slots=slots or native.SlotPool(num_slots=2, slot_bytes=1 << 20),
-        **options,
     )
+
+
+def restore(segment, targets, wanted=None, slots=None, **options):
+    slots = slots or native.SlotPool(num_slots=2, slot_bytes=1 << 20)
+    return native.restore_segments([source(segment, targets, wanted)], slots=slots, **options)[0]
 
 
 def random_table(name="t", num_rows=100, dim=8, seed=0, **kind):

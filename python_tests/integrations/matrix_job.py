@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 import cpr_ext
-from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer, sharding_env
+from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from python_tests.helpers import open_checkpointer
 from python_tests.integrations.sharded_models import (
     FUSED,
@@ -142,7 +143,7 @@ def recover(ckpt, old):
 def by_hand(cell, at, recovered):
     """What the job ends with if its state is copied into it without cpr_ext."""
     parallel, optimizer = build(cell, cell.new_plan, cell.new_ranks, seed=2)
-    tables = find_sharded_tables(parallel)
+    tables = sharded_tables(find_kernels(parallel))
     for table, (part, arrays) in zip(tables, recovered["parts"], strict=True):
         assert table.part == part
         for name, array in table.arrays().items():
@@ -177,7 +178,7 @@ def named(parallel):
 
 def held(parallel, optimizer, ckpt):
     """What a rank holds: its parts, replicated tables, dense parameters, and their moments."""
-    tables = ckpt.tables if ckpt is not None else find_sharded_tables(parallel)
+    tables = ckpt.tables if ckpt is not None else sharded_tables(find_kernels(parallel))
     parameters, moments = named(parallel), {}
     for _, inner in optimizer.optimizers:
         for name, parameter in inner.params.items():

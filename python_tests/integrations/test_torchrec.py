@@ -22,9 +22,10 @@ from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
+from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
 from cpr_ext.integrations.torchrec.row_cache import RowCache
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from cpr_ext.runtime import cuda
 from cpr_ext.state.table import Table
 from python_tests.integrations.sharded_models import (
@@ -54,7 +55,7 @@ pytestmark = ALONE
 @pytest.mark.parametrize("plan", PLANS)
 def test_tables_and_their_state_are_views_of_the_operators_memory(plan, fused):
     parallel, _ = sharded(plan, fused)
-    tables = find_sharded_tables(parallel)
+    tables = sharded_tables(find_kernels(parallel))
     assert {table.part.table for table in tables} == set(NAMES.values())
     for name, (rows, dim, _) in TABLES.items():
         parts = [table.part for table in tables if table.part.table == NAMES[name]]
@@ -77,7 +78,7 @@ def test_a_table_without_a_row_on_this_rank_is_passed_over():
     for module in (parallel.module.bags, parallel.module.sequences):
         for lookup in module._lookups:
             lookup._emb_modules[0].config.embedding_tables[0].local_rows = 0
-    found = {table.part.table for table in find_sharded_tables(parallel)}
+    found = {table.part.table for table in sharded_tables(find_kernels(parallel))}
     assert found == set(NAMES.values()) - {NAMES["a"], NAMES["s"]}
 
 

@@ -6,13 +6,13 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 
 import torch
 
-from cpr_ext.integrations.torchrec.sharded_tables import find_sharded_tables
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from python_tests.integrations.sharded_models import PooledDlrm, make_batch, sharded
 
 
 def test_rows_are_reported_before_the_fused_optimizer_changes_them(alone):
     parallel, _ = sharded("table_wise", "rowwise_adagrad", model=PooledDlrm())
-    tables = find_sharded_tables(parallel)
+    tables = sharded_tables(find_kernels(parallel))
     before = {id(t): t.weight.clone() for t in tables}
     noted = {id(t): set() for t in tables}
 
@@ -43,7 +43,7 @@ def test_rows_are_reported_before_the_fused_optimizer_changes_them(alone):
 
 def test_an_error_before_the_change_leaves_the_rows_as_they_were(alone):
     parallel, _ = sharded("table_wise", "rowwise_adagrad", model=PooledDlrm())
-    tables = find_sharded_tables(parallel)
+    tables = sharded_tables(find_kernels(parallel))
     before = [table.weight.clone() for table in tables]
 
     def refuse(table, row_ids):

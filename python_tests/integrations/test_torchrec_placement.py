@@ -12,7 +12,7 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 
 from cpr_ext.errors import UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from python_tests.integrations.sharded_models import (
     ALONE,
     NAMES,
@@ -52,7 +52,7 @@ def test_rows_in_a_gpus_memory_are_views_of_it_saved_and_restored_in_place(tmp_p
         name: {getattr(op, f"{kind}_dev").untyped_storage().data_ptr() for op in operators}
         for name, kind in (("weight", "weights"), ("sum", "momentum1"))
     }
-    tables = find_sharded_tables(parallel)
+    tables = sharded_tables(find_kernels(parallel))
     assert {table.part.table for table in tables} == set(NAMES.values())
     for table in tables:
         assert table.array_names() == ["sum", "weight"]

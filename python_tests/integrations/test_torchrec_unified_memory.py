@@ -19,8 +19,8 @@ from torchrec.distributed.embedding_lookup import (
 
 import cpr_ext
 from cpr_ext.errors import UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables
 from cpr_ext.integrations.torchrec.row_cache import RowCache
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.integrations.sharded_models import (
     ALONE,
@@ -121,7 +121,7 @@ def plain(plan, fused, num_steps):
     """The rows of a model without a cache after so many steps."""
     parallel, optimizer = sharded(plan, fused)
     train(parallel, optimizer, None, num_steps, first=0)
-    return whole_tables(copy_parts(find_sharded_tables(parallel)))
+    return whole_tables(copy_parts(sharded_tables(find_kernels(parallel))))
 
 
 def stored(store, plan, fused):

@@ -109,5 +109,5 @@ def test_the_schedule_plans_with_what_the_run_measures(tmp_path, caplog):
             stall_hours = checkpointer.metrics.stall_seconds / 3600
             assert 0 < measured.save_hours < 20 * stall_hours
             assert measured.load_shard_hours == pytest.approx(seconds / 3600, rel=0.26)
-            assert schedule.plan.strategies[0].bytes_per_hour > 0
+            assert schedule.plan.strategies[4].expected.overhead.save_hours > 0
     assert "TargetPLS(0.05): a snapshot every 0.054 s" in caplog.text

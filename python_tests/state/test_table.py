@@ -108,7 +108,10 @@ def test_weight_decay_and_unknown_optimizers_are_taken_to_move_every_row():
         def __init__(self, params):
             super().__init__(params, {})
 
-    for make in (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), Own):
+    class Sub(torch.optim.SGD):
+        pass
+
+    for make in (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), Own, Sub):
         model = nn.Embedding(4, 2)
         (table,) = find_tables(model, [make(model.parameters())])
         assert not table.updates_only_looked_up_rows()

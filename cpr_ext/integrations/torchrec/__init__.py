@@ -22,9 +22,8 @@ except ImportError as error:
 
 from cpr_ext.integrations.torchrec.checkpointing import make_checkpointer
 from cpr_ext.integrations.torchrec.planned_shards import sharding_env
-from cpr_ext.integrations.torchrec.sharded_tables import find_sharded_tables
 from cpr_ext.runtime.log_text import hide_foreign_warnings
 
 hide_foreign_warnings()  # each rank would repeat them
 
-__all__ = ["find_sharded_tables", "make_checkpointer", "sharding_env"]
+__all__ = ["make_checkpointer", "sharding_env"]

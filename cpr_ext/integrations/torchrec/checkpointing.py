@@ -89,11 +89,11 @@ def make_checkpointer(
     managed = ManagedTables(model)
     dense = [each for optimizer in given for each in dense_optimizers(optimizer)]
     tables: list[Table] = [*sharded_tables(kernels)]
-    if managed.progress and not kernels:
+    if managed.progress is not None and not kernels:
         tables = find_tables(get_unwrapped_module(model), dense)
     managed.give_keys(tables)
-    if managed.progress:
-        more = {f"torchrec.{n}": PerRank(each) for n, each in enumerate(managed.progress)}
+    if managed.progress is not None:
+        more = {"torchrec.0": PerRank(managed.progress)}
         options["state"] = joined_state(options.get("state"), more)
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
     staging = options.pop("staging", None) or StagingOptions()

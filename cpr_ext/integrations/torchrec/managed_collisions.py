@@ -224,12 +224,9 @@ class ManagedTables:
 
     def __init__(self, model: nn.Module) -> None:
         self._found = list(_find(get_unwrapped_module(model)))
-        #: What modules keep between evictions; empty if there are none.
-        self.progress = (
-            [ManagedProgress({name: module for name, module, _ in self._found})]
-            if self._found
-            else []
-        )
+        modules = {name: module for name, module, _ in self._found}
+        #: What modules keep between evictions; None: there are none.
+        self.progress = ManagedProgress(modules) if modules else None
 
     def give_keys(self, tables: Sequence[Table]) -> None:
         """Give each table of a managed module the keys of its slots."""

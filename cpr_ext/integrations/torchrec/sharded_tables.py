@@ -81,7 +81,7 @@ class ShardedTable(Table):
 
     def __init__(self, part: TablePart, kernel: Kernel, index: int, lookups: KernelLookups) -> None:
         self._operator = kernel.module
-        location = EmbeddingLocation(_placements(kernel.module)[index])
+        location = EmbeddingLocation(kernel.module.weights_physical_placements[index])
         self._memory_name = _MEMORY[location]
         is_cached = location == EmbeddingLocation.MANAGED_CACHING
         self._cache = lookups.cache if is_cached else None
@@ -147,17 +147,8 @@ class ShardedTable(Table):
         return self._operator.optimizer in _CHANGE_LOOKED_UP_ROWS
 
 
-def find_sharded_tables(model: nn.Module) -> list[ShardedTable]:
-    """Return the parts of the model's tables that this rank holds; there may be none.
-
-    Raises:
-        UsageError: a table is sharded in a way that cannot be saved (named).
-    """
-    return sharded_tables(find_kernels(model))
-
-
 def sharded_tables(kernels: Sequence[Kernel]) -> list[ShardedTable]:
-    """Return the tables of these operators."""
+    """Return the parts of tables that these operators hold; there may be none."""
     tables = []
     for kernel in kernels:
         lookups = KernelLookups(kernel.module, RowCache(kernel.module))
@@ -238,7 +229,7 @@ def _require_savable(names: Sequence[str], inner: Any) -> None:
             f"{listed}: compute kernel '{kernel}' cannot be saved; needed: 'fused'. Give the "
             "tables an optimizer with apply_optimizer_in_backward(), or change the plan"
         )
-    for name, placement in zip(names, _placements(operator), strict=True):
+    for name, placement in zip(names, operator.weights_physical_placements, strict=True):
         location = EmbeddingLocation(placement)
         if location not in _MEMORY:
             raise UsageError(
@@ -249,12 +240,6 @@ def _require_savable(names: Sequence[str], inner: Any) -> None:
             refuse_unsafe_cache(name, operator)
     if operator.optimizer == EmbOptimType.LARS_SGD or operator.optimizer == EmbOptimType.NONE:
         raise UsageError(f"{listed}: fused optimizer {operator.optimizer} has no state by row")
-
-
-def _placements(operator: Any) -> Sequence[int]:
-    """Return the ``EmbeddingLocation`` of each table's memory."""
-    placements: Sequence[int] = operator.weights_physical_placements
-    return placements
 
 
 def _part(name: str, table: Any) -> TablePart | None:

@@ -1,10 +1,11 @@
-"""What the tools print: JSON or lines, sizes for people, and a progress bar of bytes."""
+"""What the tools print: JSON or lines, sizes for people, and a progress bar."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from typing_extensions import Self
 
 json_option = click.option(
     "--json",
@@ -47,15 +49,16 @@ def print_json(result: DataclassInstance, **more: Any) -> None:
 
 def to_json(document: Any) -> str:
     """Return valid JSON: null in place of numbers that JSON lacks (NaN, infinity)."""
-    return json.dumps(_without_nan(document), indent=1, allow_nan=False)
+    return json.dumps(without_nan(document), indent=1, allow_nan=False)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Return plain values with None in place of numbers that JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: without_nan(item) for key, item in value.items()}
+    return [without_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -109,30 +112,43 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-class ByteBar:
-    """A progress bar of bytes on stderr; a terminal only, unless it is forced."""
+class Bar:
+    """A progress bar on stderr, from the first time something is shown.
 
-    def __init__(self, *, disable: bool) -> None:
-        self._bar: Any = tqdm(
-            total=0,
-            unit="B",
-            unit_scale=True,
-            dynamic_ncols=True,
-            mininterval=0.2,
-            disable=True if disable else None,  # None: if stderr is a terminal
-            leave=False,
-        )
+    Args:
+        unit: what is counted.
+        is_shown: None: if stderr is a terminal; then nothing of it stays there.
+    """
 
-    @property
-    def show(self) -> Callable[[int, int], None]:
-        """Takes note of bytes done and bytes in all."""
+    def __init__(self, unit: str, *, is_shown: bool | None) -> None:
+        self._unit = unit
+        self._is_shown = is_shown
+        self._bar: Any = None
 
-        def update(done: int, total: int) -> None:
-            self._bar.total = total
-            self._bar.update(done - self._bar.n)
+    def __enter__(self) -> Self:
+        return self
 
-        return update
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.close()
+    def show(self, done: int, total: int | None, message: str = "", more: str = "") -> None:
+        """Show how much is done, perhaps less than before; a message goes above the bar."""
+        if self._is_shown is False:
+            return
+        if self._bar is None:
+            self._bar = tqdm(
+                initial=done,
+                unit=self._unit,
+                unit_scale=True,
+                dynamic_ncols=True,
+                mininterval=0.2,
+                disable=None if self._is_shown is None else False,
+                leave=self._is_shown,
+            )
+        if message:
+            self._bar.write(message, file=sys.stderr)
+        self._bar.total = total
+        self._bar.n = min(self._bar.n, done)
+        self._bar.set_postfix_str(more, refresh=False)
+        self._bar.update(done - self._bar.n)

@@ -8,12 +8,8 @@ from pathlib import Path
 
 from cpr_ext.errors import UsageError
 
-# module -> what pip calls it, and the extra that has it
-_PACKAGES = {
-    "matplotlib": ("matplotlib", "train"),
-    "pyarrow": ("pyarrow", "train"),
-    "sklearn": ("scikit-learn", "train"),
-}
+# Modules of the extra [train] -> what pip calls them.
+_PACKAGES = {"matplotlib": "matplotlib", "pyarrow": "pyarrow", "sklearn": "scikit-learn"}
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -21,9 +17,7 @@ def require_packages(command: str, *modules: str) -> None:
     """Raise UsageError, with the remedy, if a command's packages are not installed."""
     missing = [_PACKAGES[module] for module in modules if not _is_installed(module)]
     if missing:
-        names = ", ".join(package for package, _ in missing)
-        extras = ",".join(sorted({extra for _, extra in missing}))
-        raise UsageError(f"{command} needs {names}: pip install 'cpr_ext[{extras}]'")
+        raise UsageError(f"{command} needs {', '.join(missing)}: pip install 'cpr_ext[train]'")
 
 
 def require_picture(command: str, file: Path | None) -> None:

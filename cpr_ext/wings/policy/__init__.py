@@ -5,7 +5,7 @@ Hours are hours, bytes are bytes; every name says which. Nothing here needs torc
 
 from __future__ import annotations
 
-from cpr_ext.wings.policy.costs import JobCosts, JobSize, SavePattern, StateBytes
+from cpr_ext.wings.policy.costs import JobCosts, JobSize, SavePattern
 from cpr_ext.wings.policy.expectation import (
     Overhead,
     full_recovery,
@@ -35,7 +35,6 @@ __all__ = [
     "Planner",
     "RunningPLS",
     "SavePattern",
-    "StateBytes",
     "Strategy",
     "exact_expected_pls",
     "expected_pls",

@@ -29,6 +29,13 @@ def require_share(name: str, value: float) -> None:
         raise UsageError(f"{name} is {value}; it is a share: above 0, at most 1")
 
 
+def duration(hours: float) -> str:
+    """Return hours as a person reads them: ``44.8 h``, ``17.5 min`` or ``3.1 s``."""
+    if hours >= 1:
+        return f"{hours:.3g} h" if hours < 1000 else f"{hours:.0f} h"
+    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.3g} s"
+
+
 @dataclass(frozen=True)
 class JobCosts:
     """Hours that training stops; background work costs none.
@@ -82,32 +89,6 @@ class JobSize:
 
 
 @dataclass(frozen=True)
-class StateBytes:
-    """What one save of everything writes.
-
-    Attributes:
-        prioritized_bytes: rows of the few largest tables, of which a priority saves a share.
-        other_bytes: the rest, saved whole each time: small tables and the dense part.
-    """
-
-    prioritized_bytes: float
-    other_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_positive({"prioritized_bytes": self.prioritized_bytes})
-        require_not_negative({"other_bytes": self.other_bytes})
-
-    @property
-    def total_bytes(self) -> float:
-        """Of one save of everything."""
-        return self.prioritized_bytes + self.other_bytes
-
-    def share_saved(self, fraction: float) -> float:
-        """Return the saved share of all bytes, for a share ``fraction`` of the large tables."""
-        return (fraction * self.prioritized_bytes + self.other_bytes) / self.total_bytes
-
-
-@dataclass(frozen=True)
 class SavePattern:
     """How a strategy saves: a share of the rows at a time, all of them once in ``T_save``.
 
@@ -116,8 +97,8 @@ class SavePattern:
 
     Attributes:
         fraction: share of the large tables' rows in one save; 1: all rows every ``T_save``.
-        cost_share: what one such save costs, as a share of saving everything; ``fraction`` unless
-            there are bytes that are saved whole each time (:meth:`StateBytes.share_saved`).
+        cost_share: what one such save costs, as a share of saving everything. It is more than
+            ``fraction`` where small tables and the dense part are saved whole each time.
     """
 
     fraction: float = 1.0

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from cpr_ext.errors import DataError, UsageError
 
-_YES = ("1", "true", "yes", "y")
-_NO = ("0", "false", "no", "n")
 _COLUMNS = (
     "needed: a line of column names, among them 'hours'; 'failed' (1 or 0) and 'nodes' may follow"
 )
@@ -118,7 +116,9 @@ def _parse(path: str, reader: csv.DictReader[str], nodes: int | None) -> Failure
     for line in reader:
         where = f"'{path}', line {reader.line_num}"
         hours.append(_number(where, "hours", line))
-        failed.append(_truth(where, line) if "failed" in columns else True)
+        failed.append((line["failed"] or "").strip() if "failed" in columns else "1")
+        if failed[-1] not in ("0", "1"):
+            raise DataError(f"{where}: failed is '{failed[-1]}'; it must be 1 or 0")
         if "nodes" in columns:
             on_nodes.append(_number(where, "nodes", line))
     if not hours:
@@ -135,7 +135,7 @@ def _parse(path: str, reader: csv.DictReader[str], nodes: int | None) -> Failure
         raise UsageError(
             f"'{path}' has jobs on {low:g} to {high:g} nodes; say on how many the planned job runs"
         )
-    return FailureLog(np.asarray(hours) * scale, np.asarray(failed))
+    return FailureLog(np.asarray(hours) * scale, np.asarray(failed) == "1")
 
 
 def _number(where: str, column: str, line: dict[str, str]) -> float:
@@ -147,13 +147,6 @@ def _number(where: str, column: str, line: dict[str, str]) -> float:
     if not (math.isfinite(value) and value > 0):
         raise DataError(f"{where}: {column} is '{text}'; it must be a number above 0")
     return value
-
-
-def _truth(where: str, line: dict[str, str]) -> bool:
-    text = (line["failed"] or "").strip().lower()
-    if text not in (*_YES, *_NO):
-        raise DataError(f"{where}: failed is '{text}'; it must be 1 or 0")
-    return text in _YES
 
 
 def _chi2() -> Any:

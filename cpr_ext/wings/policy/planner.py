@@ -14,7 +14,6 @@ from cpr_ext.wings.policy.costs import (
     JobCosts,
     JobSize,
     SavePattern,
-    StateBytes,
     require_positive,
     require_share,
 )
@@ -59,7 +58,7 @@ class Planner:
         costs: what saving and recovering cost.
         mtbf_hours: mean time between failures of the whole job, at a constant rate.
         fraction: share of the large tables' rows that a priority saves at a time.
-        state_bytes: what one save of everything writes, if known.
+        cost_share: what such a save costs, as a share of saving everything; None: ``fraction``.
         parity: what parity in peers' memory costs; None: it is not considered.
 
     Raises:
@@ -73,7 +72,7 @@ class Planner:
         mtbf_hours: float,
         *,
         fraction: float = 0.125,
-        state_bytes: StateBytes | None = None,
+        cost_share: float | None = None,
         parity: ParityCosts | None = None,
     ) -> None:
         require_share("fraction", fraction)
@@ -84,9 +83,7 @@ class Planner:
         self.costs = costs
         self.mtbf_hours = mtbf_hours
         self.parity = parity
-        self.state_bytes = state_bytes
-        share = fraction if state_bytes is None else state_bytes.share_saved(fraction)
-        self.pattern = SavePattern(fraction, share)
+        self.pattern = SavePattern(fraction, fraction if cost_share is None else cost_share)
 
     def plan(self, target_pls: float) -> Plan:
         """Return all strategies, and the one to take.
@@ -174,21 +171,15 @@ class Planner:
         expected: Expectation,
         formula: Overhead,
     ) -> Strategy:
-        every_hours = pattern.save_every_hours(interval_hours)
-        bytes_per_hour = None
-        if self.state_bytes is not None:
-            share = self.state_bytes.share_saved(pattern.fraction)
-            bytes_per_hour = share * self.state_bytes.total_bytes / every_hours
         chance = expected.fallback_chance if isinstance(expected, ParityExpectation) else None
         return Strategy(
             *what,
             interval_hours=interval_hours,
-            save_every_hours=every_hours,
+            save_every_hours=pattern.save_every_hours(interval_hours),
             fraction=pattern.fraction,
             expected=expected,
             overhead_fraction=expected.overhead.fraction_of(self.job),
             formula_overhead_fraction=formula.fraction_of(self.job),
-            bytes_per_hour=bytes_per_hour,
             fallback_chance=chance,
         )
 

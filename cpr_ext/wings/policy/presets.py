@@ -15,7 +15,6 @@ class Preset:
     Attributes:
         name: what to ask for.
         job, costs, mtbf_hours, target_pls: its inputs.
-        num_trainers: nodes that hold no embedding table; failures do not take them here.
         sources: where the inputs are from, one sentence each.
     """
 
@@ -24,7 +23,6 @@ class Preset:
     costs: JobCosts
     mtbf_hours: float
     target_pls: float
-    num_trainers: int
     sources: tuple[str, ...]
 
 
@@ -47,7 +45,6 @@ PRESETS: dict[str, Preset] = {
             costs=_COSTS,
             mtbf_hours=28.0,
             target_pls=0.1,
-            num_trainers=0,
             sources=(
                 "Derived from the abstract's 8.2-8.5 % and 0.53-0.68 %, not published: 56 h, 8 "
                 "shards, PLS 0.1, MTBF 28 h, 5.0-5.6 min per save, 5.4-8.3 min to load and "
@@ -61,7 +58,6 @@ PRESETS: dict[str, Preset] = {
             costs=_COSTS,
             mtbf_hours=10.0,
             target_pls=0.1,
-            num_trainers=20,
             sources=(
                 "The paper's (its poster): 18 embedding servers, 20 trainers, 50 h, 5 failures of "
                 "4 random servers each.",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cpr_ext.wings.policy.costs import JobCosts, JobSize
+from cpr_ext.wings.policy.costs import JobCosts, JobSize, duration
 from cpr_ext.wings.policy.expectation import Expectation
 
 StrategyName = Literal[
@@ -35,7 +35,6 @@ class Strategy:
         expected: overhead by part, failures and PLS.
         overhead_fraction: all overhead, as a share of useful training time.
         formula_overhead_fraction: the same by the paper's formula.
-        bytes_per_hour: written, per hour of training; None if the sizes are not known.
         fallback_chance: that parity does not suffice once in the job; None: no parity.
     """
 
@@ -48,7 +47,6 @@ class Strategy:
     expected: Expectation
     overhead_fraction: float
     formula_overhead_fraction: float
-    bytes_per_hour: float | None
     fallback_chance: float | None = None
 
 
@@ -119,16 +117,12 @@ def _spelled(strategy: Strategy) -> str:
 
 def _why_parity(chosen: Strategy, best: Strategy, chance: float, what: str) -> str:
     return (
-        f"Keep parity in peers' memory, {what} every {_hours(chosen.save_every_hours)}: "
+        f"Keep parity in peers' memory, {what} every {duration(chosen.save_every_hours)}: "
         f"{percent(chosen.overhead_fraction)} overhead instead of "
         f"{percent(best.overhead_fraction)} for {_spelled(best)}. No sample is lost unless two of "
         f"a group are lost together (a chance of {percent(chance)} in the job); then rows come "
         f"from the store."
     )
-
-
-def _hours(hours: float) -> str:
-    return f"{60 * hours:.3g} min" if hours < 1 else f"{hours:.3g} h"
 
 
 def percent(share: float) -> str:
@@ -163,7 +157,7 @@ def _why_partial(full: Strategy, best: Strategy, rows: str, target_pls: float) -
     removed = 1 - best.overhead_fraction / full.overhead_fraction
     return (
         f"Recover partially and save {rows} every "
-        f"{_hours(best.save_every_hours)}: {percent(best.overhead_fraction)} overhead instead of "
+        f"{duration(best.save_every_hours)}: {percent(best.overhead_fraction)} overhead instead of "
         f"{percent(full.overhead_fraction)} for full recovery at its best interval "
         f"({percent(removed)} less), at an expected PLS of {best.expected.pls:.3g}, "
         f"target {target_pls:g}."
@@ -172,8 +166,8 @@ def _why_partial(full: Strategy, best: Strategy, rows: str, target_pls: float) -
 
 def _why_full(full: Strategy, vanilla: Strategy, target_pls: float) -> str:
     return (
-        f"Recover fully and save everything every {_hours(full.interval_hours)}: to keep PLS at "
+        f"Recover fully and save everything every {duration(full.interval_hours)}: to keep PLS at "
         f"{target_pls:g}, partial recovery would have to save every "
-        f"{_hours(vanilla.interval_hours)} and cost {percent(vanilla.overhead_fraction)}, more "
+        f"{duration(vanilla.interval_hours)} and cost {percent(vanilla.overhead_fraction)}, more "
         f"than the {percent(full.overhead_fraction)} of full recovery, which loses no sample."
     )

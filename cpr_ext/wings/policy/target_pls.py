@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_number
 from cpr_ext.saving.schedules import Progress, RunCosts, Schedule, WhenBusy
-from cpr_ext.wings.policy.costs import JobCosts, JobSize, StateBytes, require_positive
+from cpr_ext.wings.policy.costs import (
+    JobCosts,
+    JobSize,
+    duration,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
 from cpr_ext.wings.policy.expectation import expected_partial_recovery
 from cpr_ext.wings.policy.parity import ParityCosts
 from cpr_ext.wings.policy.planner import Planner
@@ -75,22 +80,19 @@ class TargetPLS(Schedule):
         parity: ParityCosts | None = None,
         when_busy: WhenBusy = "delay",
     ) -> None:
-        if not 0 < as_number("target_pls", target_pls) <= 1:
-            raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
-        as_number("mtbf_hours", mtbf_hours)
-        require_positive({"mtbf_hours": mtbf_hours})
+        require_share("target_pls", as_number("target_pls", target_pls))
         if total_samples is not None and total_hours is not None:
             raise UsageError("total_samples and total_hours both set the job's length; give one")
-        for name, value in (("total_samples", total_samples), ("total_hours", total_hours)):
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} is {value}; it must be above 0")
-        if shards_per_failure < 1 or not 0 <= reschedule_hours < math.inf:
-            raise UsageError(
-                f"shards_per_failure is {shards_per_failure} and reschedule_hours "
-                f"{reschedule_hours}; needed: at least 1, and not negative"
-            )
-        if num_shards is not None and num_shards < 1:
-            raise UsageError(f"num_shards is {num_shards}; it must be at least 1, or None")
+        lengths = {"total_samples": total_samples, "total_hours": total_hours}
+        given = {name: value for name, value in lengths.items() if value is not None}
+        require_positive({"mtbf_hours": as_number("mtbf_hours", mtbf_hours), **given})
+        require_not_negative({"reschedule_hours": reschedule_hours})
+        for name, number in (
+            ("shards_per_failure", shards_per_failure),
+            ("num_shards", num_shards),
+        ):
+            if number is not None and number < 1:
+                raise UsageError(f"{name} is {number}; it must be at least 1")
         self.target_pls = target_pls
         self.mtbf_hours = mtbf_hours
         self.total_samples = total_samples
@@ -164,23 +166,24 @@ class TargetPLS(Schedule):
         load_shard_hours = costs.load_shard_hours
         if load_shard_hours is None:
             load_shard_hours = load_hours * job.shards_per_failure / job.num_shards
-        state_bytes = None
+        cost_share = None
         if costs.prioritized_bytes:
-            state_bytes = StateBytes(costs.prioritized_bytes, costs.other_bytes)
+            saved_bytes = costs.fraction * costs.prioritized_bytes + costs.other_bytes
+            cost_share = saved_bytes / (costs.prioritized_bytes + costs.other_bytes)
         return Planner(
             job,
             JobCosts(save_hours, load_hours, load_shard_hours, self.reschedule_hours),
             self.mtbf_hours,
             fraction=costs.fraction,
-            state_bytes=state_bytes,
+            cost_share=cost_share,
             parity=self.parity,
         )
 
     def _log(self, job: JobSize, turn_hours: float, pls: float) -> None:
         assert self.interval_hours is not None
         text = (
-            f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "
-            f"all rows in turn every {_time(turn_hours)}, expected PLS {pls:.3g} on "
+            f"TargetPLS({self.target_pls:g}): a snapshot every {duration(self.interval_hours)}, "
+            f"all rows in turn every {duration(turn_hours)}, expected PLS {pls:.3g} on "
             f"{job.num_shards} shards at an MTBF of {self.mtbf_hours:.3g} h"
         )
         cheaper = ""
@@ -204,7 +207,7 @@ class TargetPLS(Schedule):
             return
         logger.info(text)
         if said is None and self.num_shards is None:
-            logger.info(_OWN_DEATH, self.target_pls, _time(self.interval_hours))
+            logger.info(_OWN_DEATH, self.target_pls, duration(self.interval_hours))
         if self.plan is not None and cheaper == "full" and (said is None or said[1] != "full"):
             logger.warning(_DEARER, self.target_pls, self.plan.reason)
 
@@ -218,9 +221,3 @@ class TargetPLS(Schedule):
 
 def _about_same(new: float, old: float) -> bool:
     return abs(new - old) <= _CHANGE * max(abs(old), 1e-12)
-
-
-def _time(hours: float) -> str:
-    if hours >= 1:
-        return f"{hours:.3g} h"
-    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.3g} s"

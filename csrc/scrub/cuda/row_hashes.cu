@@ -7,9 +7,9 @@
 #include "scrub/cuda/row_hashes.h"
 #include "scrub/row_hash.h"
 #include "tracking/cuda/dirty_marks.h"
+#include "tracking/cuda/grid.h"
 #include "tracking/cuda/row_change.h"
 #include "tracking/cuda/row_list.h"
-#include "tracking/cuda/sum.h"
 #include "tracking/cuda/tracker.h"
 
 namespace cpr_ext {

@@ -10,7 +10,6 @@
 #include "tracking/cuda/lookups.h"
 #include "tracking/cuda/pending_rows.h"
 #include "tracking/cuda/row_list.h"
-#include "tracking/cuda/sum.h"
 
 namespace cpr_ext {
 
@@ -41,16 +40,6 @@ struct CountTarget {
     if (kSaturates && old > kHighestCount - lookups) atomicExch(count, kHighestCount);
   }
 };
-
-__global__ void __launch_bounds__(kThreads)
-    count_dirty_kernel(const uint32_t* counts, int64_t num_rows, unsigned long long* num_dirty) {
-  unsigned mine = 0;
-  for (int64_t row = thread_of_grid(); row < num_rows;
-       row += static_cast<int64_t>(gridDim.x) * kThreads) {
-    mine += counts[row] != 0;
-  }
-  add_over_warps(mine, num_dirty);
-}
 
 __global__ void __launch_bounds__(kThreads)
     sum_counts_kernel(const uint32_t* counts, int64_t num_rows, unsigned long long* sum) {
@@ -162,16 +151,6 @@ int64_t DeviceAccessCounter::sum_counts(RowRange range) const {
                                          stream, on_device_->row(range.begin), range.size(), sum);
                         })
       .front();
-}
-
-void DeviceAccessCounter::launch_count_dirty(RowRange range, unsigned long long* sum) const {
-  CPR_EXT_LAUNCH(count_dirty_kernel, std::min(kMostBlocks, blocks_for(range.size())), kThreads,
-                 stream_of(device()), on_device_->row(range.begin), range.size(), sum);
-}
-
-std::unique_ptr<PendingRows> DeviceAccessCounter::begin_list_dirty(RowRange range,
-                                                                   int64_t num_rows) const {
-  return begin_select_best(range, num_rows, nullptr);
 }
 
 std::unique_ptr<PendingRows> DeviceAccessCounter::begin_select_best(RowRange range, int64_t k,

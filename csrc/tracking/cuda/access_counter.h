@@ -24,8 +24,6 @@ class DeviceAccessCounter final : public DeviceTracker {
   int64_t sum_counts(RowRange range) const;
 
  private:
-  void launch_count_dirty(RowRange range, unsigned long long* sum) const override;
-  std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const override;
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k,
                                                  const WeightView* weight) const override;
   const TakenCodec& codec() const override;

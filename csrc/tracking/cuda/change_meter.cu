@@ -3,7 +3,6 @@
 #include "core/cuda/device.h"
 #include "core/cuda/host_link.h"
 #include "core/error.h"
-#include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/change_meter.h"
 #include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/grid.h"
@@ -209,21 +208,6 @@ int64_t DeviceChangeMeter::memory_bytes() const {
 }
 
 DirtyMarks DeviceChangeMeter::dirty_marks() const { return {on_device_->dirty.words(), false}; }
-
-void DeviceChangeMeter::observe_all(const std::vector<Observation>& observations) {
-  launch_dirty(observations, [](const Observation& each) {
-    return static_cast<const DeviceChangeMeter&>(*each.tracker).on_device_->dirty.words();
-  });
-}
-
-void DeviceChangeMeter::launch_count_dirty(RowRange range, unsigned long long* sum) const {
-  on_device_->dirty.launch_count(range, sum, stream_of(device()));
-}
-
-std::unique_ptr<PendingRows> DeviceChangeMeter::begin_list_dirty(RowRange range,
-                                                                 int64_t num_rows) const {
-  return begin_listing(on_device_->dirty, range, num_rows, device());
-}
 
 std::unique_ptr<PendingRows> DeviceChangeMeter::begin_select_best(RowRange range, int64_t k,
                                                                   const WeightView* weight) const {

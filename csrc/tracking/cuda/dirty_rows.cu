@@ -1,5 +1,4 @@
 #include "core/cuda/device.h"
-#include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/dirty_rows.h"
 #include "tracking/cuda/grid.h"
@@ -41,26 +40,10 @@ int64_t DeviceDirtyRows::memory_bytes() const { return dirty_->num_bytes(); }
 
 DirtyMarks DeviceDirtyRows::dirty_marks() const { return {dirty_->words(), false}; }
 
-void DeviceDirtyRows::observe_all(const std::vector<Observation>& observations) {
-  launch_dirty(observations, [](const Observation& each) {
-    return static_cast<const DeviceDirtyRows&>(*each.tracker).dirty_->words();
-  });
-}
-
-void DeviceDirtyRows::launch_count_dirty(RowRange range, unsigned long long* sum) const {
-  dirty_->launch_count(range, sum, stream_of(device()));
-}
-
-std::unique_ptr<PendingRows> DeviceDirtyRows::begin_list_dirty(RowRange range,
-                                                               int64_t num_rows) const {
-  return begin_listing(*dirty_, range, num_rows, device());
-}
-
 std::unique_ptr<PendingRows> DeviceDirtyRows::begin_select_best(RowRange range, int64_t k,
                                                                 const WeightView*) const {
-  if (range.size() == 0) return begin_listing(*dirty_, range, k, device());
   const DeviceGuard guard(device());
-  const int64_t first = rotation_.begin_selection(range);
+  const int64_t first = range.size() == 0 ? range.begin : rotation_.begin_selection(range);
   const SetBits dirty{dirty_->words(), range.begin};
   const BitsInTurn in_turn{dirty, first - range.begin};
   return std::make_unique<DevicePendingRows>(device(), in_turn, range, k);

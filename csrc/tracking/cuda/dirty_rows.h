@@ -21,12 +21,9 @@ class DeviceDirtyRows final : public DeviceTracker {
 
   const char* kind() const override { return "DeviceDirtyRows"; }
   int64_t memory_bytes() const override;
-  void observe_all(const std::vector<Observation>& observations) override;
   DirtyMarks dirty_marks() const override;
 
  private:
-  void launch_count_dirty(RowRange range, unsigned long long* sum) const override;
-  std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const override;
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k,
                                                  const WeightView* weight) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;

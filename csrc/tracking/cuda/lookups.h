@@ -142,14 +142,4 @@ struct DirtyTarget {
   }
 };
 
-// dirty_of(observation): the bits of its tracker. REQUIRES: there are observations.
-template <class DirtyOf>
-void launch_dirty(const std::vector<Observation>& observations, DirtyOf&& dirty_of) {
-  const int device = observations.front().tracker->device();
-  const DeviceGuard guard(device);
-  for_each_launch(observations, [&](const LaunchOf& launch) {
-    launch_lookups<DirtyTarget>(launch, stream_of(device), dirty_of);
-  });
-}
-
 }  // namespace cpr_ext

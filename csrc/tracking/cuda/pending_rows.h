@@ -1,10 +1,7 @@
 // Rows that a device is choosing, for whoever asks later; for *.cu only.
 #pragma once
 
-#include <memory>
-
 #include "selection/cuda/rows.h"
-#include "tracking/cuda/bitmap.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {
@@ -36,13 +33,5 @@ class DevicePendingRows : public PendingRows {
  private:
   DeviceRows rows_;
 };
-
-// Lists the first `k` rows of the range whose bits are set.
-inline std::unique_ptr<PendingRows> begin_listing(const DeviceBitmap& bitmap, RowRange range,
-                                                  int64_t k, int device) {
-  const DeviceGuard guard(device);
-  const SetBits bits{bitmap.words(), range.begin};
-  return std::make_unique<DevicePendingRows>(device, bits, range, k);
-}
 
 }  // namespace cpr_ext

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "tracking/cuda/grid.h"
-#include "tracking/row_formats.h"
+#include "tracking/row_change.h"
 
 namespace cpr_ext {
 

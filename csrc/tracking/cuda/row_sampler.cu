@@ -4,7 +4,6 @@
 #include "core/cuda/device.h"
 #include "core/cuda/host_link.h"
 #include "core/error.h"
-#include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
@@ -166,16 +165,9 @@ void DeviceRowSampler::observe_all(const std::vector<Observation>& observations)
 }
 
 int64_t DeviceRowSampler::num_sampled() const {
-  return on_device_->sampled.count({0, num_rows()}, device());
-}
-
-void DeviceRowSampler::launch_count_dirty(RowRange range, unsigned long long* sum) const {
-  on_device_->dirty.launch_count(range, sum, stream_of(device()));
-}
-
-std::unique_ptr<PendingRows> DeviceRowSampler::begin_list_dirty(RowRange range,
-                                                                int64_t num_rows) const {
-  return begin_listing(on_device_->dirty, range, num_rows, device());
+  return sums_on_device(device(), 1, [&](unsigned long long* sum, cudaStream_t stream) {
+    launch_count({on_device_->sampled.words(), false}, {0, num_rows()}, sum, stream);
+  })[0];
 }
 
 std::unique_ptr<PendingRows> DeviceRowSampler::begin_select_best(RowRange range, int64_t k,

@@ -30,8 +30,6 @@ class DeviceRowSampler final : public DeviceTracker {
   const SamplerOptions& options() const { return options_; }
 
  private:
-  void launch_count_dirty(RowRange range, unsigned long long* sum) const override;
-  std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const override;
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k,
                                                  const WeightView* weight) const override;
   const TakenCodec& codec() const override;

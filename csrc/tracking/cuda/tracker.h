@@ -35,6 +35,7 @@ class DeviceTracker : public RowTracker {
 
   int device() const final { return device_; }
   void observe(const Lookup& lookup) final { observe_all({{this, lookup}}); }
+  void observe_all(const std::vector<Observation>& observations) override;  // sets their marks
   void report_faults() final;
 
   const DeviceFault& fault() const { return *fault_; }
@@ -57,12 +58,6 @@ class DeviceTracker : public RowTracker {
   RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
                           ThreadPool* pool) const final;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) final;
-
-  // Adds how many rows of a range are dirty to `sum` on the device. REQUIRES: that is current.
-  virtual void launch_count_dirty(RowRange range, unsigned long long* sum) const = 0;
-
-  // All dirty rows of a range, of which there are num_rows.
-  virtual std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const = 0;
 
   virtual const TakenCodec& codec() const = 0;
   // Clears score and dirtiness of the rows and writes a value for each. One launch, so that if it

@@ -79,20 +79,15 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_other_indices_are_refused_in_the_same_words(dlpack, name):
-    indices, fault = UNREADABLE[name]
-    with pytest.raises(UsageError, match=f"'t'.*{fault}"):
-        counted(indices)
+def test_other_indices_are_refused_in_the_same_words(dlpack):
+    for indices, fault in UNREADABLE.values():
+        with pytest.raises(UsageError, match=f"'t'.*{fault}"):
+            counted(indices)
 
 
 def test_tensors_without_memory_of_their_own_are_refused(dlpack):
-    def wrapped(ids):
-        counted(ids)
-        return ids
-
     with pytest.raises((UsageError, RuntimeError)):
-        torch.vmap(wrapped)(BASE.view(4, 6))
+        torch.vmap(lambda ids: counted(ids) and ids)(BASE.view(4, 6))
 
 
 def gradient_of(row_ids, *, num_values=2):

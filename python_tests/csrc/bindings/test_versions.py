@@ -1,6 +1,6 @@
 """What tables consist of, and version counters, compared in one call."""
 
-from collections.abc import Mapping
+from collections import ChainMap
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,37 +15,19 @@ WEIGHT, MEMORY, REPLACED, WRITTEN = 1, 2, 3, 4
 ROWS = 3
 
 
-class Shown(Mapping):
-    """A state that is no dict, such as of TorchRec's optimizers."""
-
-    def __init__(self, of):
-        self.of = of
-
-    def __getitem__(self, key):
-        return self.of[key]
-
-    def __iter__(self):
-        return iter(self.of)
-
-    def __len__(self):
-        return len(self.of)
-
-
 def optimizer_of(tables, *, as_mapping=False):
+    """Its state may be no dict, as that of TorchRec's optimizers."""
     state = {
         table.weight: {"sum": torch.zeros(ROWS), "step": torch.tensor(0.0)} for table in tables
     }
-    return SimpleNamespace(state=Shown(state) if as_mapping else state)
-
-
-def table_of(optimizer=None):
-    return SimpleNamespace(
-        weight=torch.nn.Parameter(torch.zeros(ROWS, 2)), num_embeddings=ROWS, optimizer=optimizer
-    )
+    return SimpleNamespace(state=ChainMap(state) if as_mapping else state)
 
 
 def tables_of(number, **options):
-    tables = [table_of() for _ in range(number)]
+    tables = [
+        SimpleNamespace(weight=torch.nn.Parameter(torch.zeros(ROWS, 2)), num_embeddings=ROWS)
+        for _ in range(number)
+    ]
     optimizer = optimizer_of(tables, **options)
     for table in tables:
         table.optimizer = optimizer
@@ -120,28 +102,24 @@ def test_a_state_that_is_made_dropped_or_replaced_is_seen(as_mapping):
         assert versions.are_same()
 
 
-def test_what_is_no_state_of_rows_may_be_replaced():
+def test_what_is_no_state_of_rows_and_other_memory_are_seen_by_differences_alone():
+    """A replaced state is not accepted with its table."""
     tables = tables_of(2)
-    versions = versions_of(tables)
+    versions, state = versions_of(tables), state_of(tables[0])
     for step in (torch.tensor(1.0), 2, 2.5, None, torch.zeros(ROWS + 1)):
-        state_of(tables[0])["step"] = step
+        state["step"] = step
         assert versions.are_same()
-    state_of(tables[0])["name"] = "other"
+    state["name"] = "other"
     assert versions.are_same()
-
-
-def test_other_memory_is_seen_by_differences_and_a_replaced_state_is_not_accepted():
-    tables = tables_of(2)
-    versions = versions_of(tables)
     tables[0].weight.data = torch.zeros(ROWS, 2)
     assert versions.differences([0, 1]) == [(0, MEMORY)]
     versions.read([0])
     assert versions.differences([0, 1]) == []
     write(tables[0].weight)
-    state_of(tables[0])["sum"] = torch.zeros(ROWS)
+    state["sum"] = torch.zeros(ROWS)
     versions.accept([0])
     assert versions.differences([0, 1]) == [(0, REPLACED)]
-    state_of(tables[0])["more"] = torch.zeros(ROWS)
+    state["more"] = torch.zeros(ROWS)
     versions.accept([0])
     assert versions.are_same()
 
@@ -163,18 +141,19 @@ def test_the_state_is_found_wherever_its_optimizer_has_it():
 
 
 def test_a_table_without_an_optimizer_has_a_weight_alone_and_mistakes_are_refused():
-    table = table_of()
+    (table,) = tables_of(1)
+    table.optimizer = None
     versions = versions_of([table])
     write(table.weight)
     assert versions.differences([0]) == [(0, WEIGHT)]
-    with pytest.raises(IndexError):
-        Versions([]).read([0])
-    with pytest.raises(UsageError, match="1 tables, not 0"):
-        _C.TensorVersions(0, is_row_state).are_same(tables_of(1))
-    with pytest.raises(AttributeError, match="weight"):
-        versions_of([SimpleNamespace(optimizer=None)])
-    with pytest.raises(ZeroDivisionError):
-        versions_of(tables_of(1), lambda value, num_rows: 1 // 0)
+    for error, call in (
+        (IndexError, lambda: Versions([]).read([0])),
+        (UsageError, lambda: _C.TensorVersions(0, is_row_state).are_same(tables_of(1))),
+        (AttributeError, lambda: versions_of([SimpleNamespace(optimizer=None)])),
+        (ZeroDivisionError, lambda: versions_of(tables_of(1), lambda value, num_rows: 1 // 0)),
+    ):
+        with pytest.raises(error):
+            call()
 
 
 def test_lists_of_parameters_are_compared_one_by_one():

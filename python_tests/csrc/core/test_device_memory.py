@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError, UsageError
-from python_tests.csrc.backends import KINDS, live_bytes
+from python_tests.csrc.backends import KINDS
 
 NUM_ROWS = 3000
 
@@ -54,14 +54,6 @@ def test_memory_is_mapped_once_and_given_back_on_request_or_if_the_device_has_li
     emulator.set_free_part(1.0)
     emulated.native.trim_memory(0)
     assert emulator.pooled_bytes() == before
-
-
-def test_what_other_tests_have_left_as_garbage_is_not_counted_as_live(emulated):
-    before = live_bytes(emulated)
-    cycle = [emulated.access_counter("t", 1000)]
-    cycle.append(cycle)
-    del cycle
-    assert live_bytes(emulated) == before
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -120,8 +112,11 @@ def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kin
     emulator.set_capturing(True)
     tracker.observe(np.array([3]))
     assert emulator.set_capturing(False)
-    emulator.replay_graph()
-    assert tracker.num_dirty() == 1
+    assert tracker.num_dirty() == 0
+    for _ in range(2):
+        emulator.replay_graph()
+        assert tracker.num_dirty() == 1
+    assert kind != "AccessCounter" or tracker.counts()[3] == 2
 
 
 def test_a_mark_breaks_no_capture_and_rows_are_not_named_to_a_device_in_one(emulated):

@@ -11,38 +11,25 @@ from python_tests.csrc.segments import Layout, random_table
 HUGE = 2**63 - 4096  # a multiple of 4096 that any addition overflows
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
+def test_a_table_or_an_array_of_impossible_numbers_is_refused_and_not_kept():
+    for numbers in [
         {"num_rows": -1},
-        {"num_rows": 1, "range_begin": -1},
+        {"range_begin": -1},
         {"num_rows": 2**62, "range_begin": 2**62},
-        {"num_rows": 1, "row_ids_offset": 100},
-        {"num_rows": 1, "row_ids_offset": -2},
-        {"num_rows": 1, "row_ids_offset": -4096},
-        {"num_rows": 1, "row_ids_offset": HUGE},
-        {"num_rows": 2**61, "row_ids_offset": 4096},
-        {"num_rows": 2**63 - 1, "row_ids_offset": 4096},
-        *({"num_rows": 1, "block_bytes": size} for size in (-8, 0, 1, 16, 4097, 2**62)),
-        {"num_rows": 1, "block_bytes": 8, "row_ids_offset": 4100},
-    ],
-    ids=str,
-)
-def test_a_table_of_impossible_numbers_is_refused(numbers):
-    with pytest.raises(UsageError, match="table 't'"):
-        native.SegmentTable(name="t", **numbers)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "offset"), [(10, 1), (10, -4096), (10, HUGE), (2**60, 0), (2**62, 4096)]
-)
-def test_an_array_at_an_impossible_place_is_refused_and_not_kept(num_rows, offset):
-    spec = native.SegmentTable(name="t", num_rows=num_rows)
-    with pytest.raises(UsageError, match="weight"):
-        spec.add_rows("weight", np.zeros((10, 4)), offset)
-    if num_rows == 10:
-        spec.add_rows("weight", np.zeros((10, 4)), 4096)
-        assert spec.chunk_bytes(10) == 4096
+        *({"row_ids_offset": offset} for offset in (100, -2, -4096, HUGE)),
+        *({"num_rows": rows, "row_ids_offset": 4096} for rows in (2**61, 2**63 - 1)),
+        *({"block_bytes": size} for size in (-8, 0, 1, 16, 4097, 2**62)),
+        {"block_bytes": 8, "row_ids_offset": 4100},
+    ]:
+        with pytest.raises(UsageError, match="table 't'"):
+            native.SegmentTable(name="t", **{"num_rows": 1, **numbers})
+    for num_rows, offset in [(10, 1), (10, -4096), (10, HUGE), (2**60, 0), (2**62, 4096)]:
+        spec = native.SegmentTable(name="t", num_rows=num_rows)
+        with pytest.raises(UsageError, match="weight"):
+            spec.add_rows("weight", np.zeros((10, 4)), offset)
+        if num_rows == 10:
+            spec.add_rows("weight", np.zeros((10, 4)), 4096)
+            assert spec.chunk_bytes(10) == 4096
 
 
 def test_tables_of_a_segment_have_the_same_blocks(tmp_path):
@@ -76,23 +63,17 @@ def _spec(num_rows=8192, ids=True, target=None):
     return spec
 
 
+OUTSIDE = [(-512, 512), (0, 0), (0, -1), (0, 8193), (8192, 1), (HUGE, HUGE), (512, 2**63 - 1)]
+
+
 @pytest.mark.parametrize(
     ("chunk", "why"),
     [
-        ((0, -512, 512, 1, [0, 0]), "outside"),
-        ((0, 0, 0, 1, [0, 0]), "outside"),
-        ((0, 0, -1, 1, [0, 0]), "outside"),
-        ((0, 0, 8193, 1, [0, 0]), "outside"),
-        ((0, 8192, 1, 1, [0, 0]), "outside"),
-        ((0, 2**63 - 1, 2**63 - 1, 1, [0, 0]), "outside"),
-        ((0, 512, 2**63 - 1, 1, [0, 0]), "outside"),
-        ((0, 1, 1, 1, [0, 0]), "aligned"),
-        ((0, 256, 512, 1, [0, 0]), "aligned"),
-        ((0, 0, 512, 1, [0]), "1 checksums for 2"),
-        ((0, 0, 512, 1, [0, 0, 0]), "3 checksums for 2"),
+        *(((0, first, count, 1, [0, 0]), "outside") for first, count in OUTSIDE),
+        *(((0, first, 512 - first % 2, 1, [0, 0]), "aligned") for first in (1, 256)),
+        *(((0, 0, 512, 1, [0] * n), f"{n} checksums for 2") for n in (1, 3)),
         ((0, 0, 4096, 1, [0, 0]), "more than the staging slot"),
-        ((1, 0, 512, 1, [0, 0]), "names table 1"),
-        ((-1, 0, 512, 1, [0, 0]), "names table -1"),
+        *(((table, 0, 512, 1, [0, 0]), f"names table {table}") for table in (1, -1)),
     ],
     ids=str,
 )
@@ -132,21 +113,18 @@ def _start(tmp_path, spec, file_bytes=1 << 21):
 
 
 def test_a_capture_that_lacks_row_ids_or_arrays_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="row_ids are needed"):
-        _start(tmp_path, _spec(5))
-    with pytest.raises(UsageError, match="no arrays"):
-        _start(tmp_path, native.SegmentTable(name="t", num_rows=10))
-    with pytest.raises(UsageError, match="no arrays"):
-        native.SegmentTable(name="t", num_rows=10).rows_per_chunk(1 << 20)
-    with pytest.raises(UsageError, match="first_row_id"):
-        native.SegmentTable(name="t", num_rows=1).add_rows("w", np.zeros((9, 4)), 4096, -5)
-    for count in (-1, 11, 2**62):
-        with pytest.raises(UsageError, match="count is"):
-            native.SegmentTable(name="t", num_rows=10).chunk_bytes(count)
-    with pytest.raises(UsageError, match="3 row_ids for 2 rows"):
-        native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=np.arange(3))
-    with pytest.raises(UsageError):
-        native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3))
+    bare = native.SegmentTable(name="t", num_rows=10)
+    for call, words in [
+        (lambda: _start(tmp_path, _spec(5)), "row_ids are needed"),
+        (lambda: _start(tmp_path, bare), "no arrays"),
+        (lambda: bare.rows_per_chunk(1 << 20), "no arrays"),
+        (lambda: bare.add_rows("w", np.zeros((9, 4)), 4096, -5), "first_row_id"),
+        *((lambda n=n: bare.chunk_bytes(n), "count is") for n in (-1, 11, 2**62)),
+        (lambda: _by_id(np.arange(3), num_rows=2), "3 row_ids for 2 rows"),
+        (lambda: native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3)), "row_ids"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            call()
     job = _start(tmp_path, native.SegmentTable(name="t", num_rows=0), 4096)
     job.capture(step=1)
     job.wait("written")

@@ -60,33 +60,22 @@ def test_a_job_goes_through_its_states_in_order_and_refuses_what_comes_too_early
 
 def test_a_log_tells_when_each_slot_was_checked_and_then_written(tmp_path):
     pipe = segments.pipeline()
-
-    def run(name):
+    pipe.start_log()
+    begin = time.perf_counter_ns()
+    for name in "ab":  # after the second one, all of the first is noted
         job, _ = _start(tmp_path, pipe, name)
         segments.capture_all(job)
         job.wait("written")
-
-    run("before")
-    pipe.start_log()
-    begin = time.perf_counter_ns()
-    run("a")
-    run("b")  # now all of "a" is noted
-    end = time.perf_counter_ns()
-    log = pipe.stop_log()
+    log, end = pipe.stop_log(), time.perf_counter_ns()
     checks, writes = (
         [entry[1:] for entry in log if entry[0] == what] for what in ("check", "write")
     )
-    assert len(checks) + len(writes) == len(log)
-    assert len(checks) - 1 <= len(writes) <= len(checks)
-    assert len(checks) >= 2
+    assert 2 <= len(checks) == len(log) - len(writes) <= len(writes) + 1
     for spans in (checks, writes):
         moments = [moment for span in spans for moment in span]
         assert moments == sorted(moments), "a thread did two things at once"
-        assert begin <= moments[0]
-        assert moments[-1] <= end or spans is writes
-    for check, write in zip(checks, writes, strict=False):
-        assert check[1] <= write[0]
-    run("after")
+        assert begin <= moments[0] <= moments[-1] <= end
+    assert all(check[1] <= write[0] for check, write in zip(checks, writes, strict=False))
     assert pipe.stop_log() == []
 
 
@@ -135,27 +124,6 @@ def test_cancel_at_any_time_leaves_no_file_and_all_slots_free(tmp_path_factory, 
         job.finish(HEADER)
     with pytest.raises(RuntimeError, match="changed my mind"):
         job.chunks()
-
-
-@given(st.floats(0, 0.02))
-def test_cancel_from_another_thread_ends_a_capture_that_waits_for_slots(tmp_path_factory, delay):
-    directory = tmp_path_factory.mktemp("race")
-    pipe = segments.pipeline()
-    job, _ = _start(directory, pipe, num_rows=100_000)
-    canceller = threading.Timer(delay, lambda: job.cancel("stop"))
-    canceller.start()
-    while job.state == "capturing":
-        job.capture(step=1, max_bytes=200_000, wait_for_slot=True)
-    finished = False
-    try:
-        job.wait("written")
-        job.finish(HEADER)
-        finished = True
-    except RuntimeError as error:
-        assert "stop" in str(error)  # noqa: PT017
-    canceller.join()
-    assert pipe.num_free_slots == 2
-    assert len(list(directory.iterdir())) == finished
 
 
 def test_finish_and_cancel_at_once_agree_on_whether_there_is_a_file(tmp_path):

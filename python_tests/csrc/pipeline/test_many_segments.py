@@ -15,15 +15,6 @@ from python_tests.csrc import segments
 NUM_ROWS = 60
 
 
-def source(segment, target):
-    return native.RestoreSource(
-        path=str(segment.path),
-        tables=segment.layout.specs([target], capture=False),
-        wanted=[(0, 1 << 40)],
-        chunks=segment.chunks,
-    )
-
-
 def write_generation(path, row_ids, seed):
     """A segment of some rows, of which every value tells its generation."""
     table = segments.random_table(num_rows=NUM_ROWS, dim=16, seed=seed, row_ids=row_ids)
@@ -53,7 +44,7 @@ def test_of_a_row_in_several_segments_the_last_state_stays(
         for name, array in segment.layout.tables[0].arrays.items():
             expected[name][row_ids] = array[row_ids]
     results = native.restore_segments(
-        [source(segment, target) for segment in written],
+        [segments.source(segment, [target]) for segment in written],
         slots=native.SlotPool(num_slots=num_slots, slot_bytes=1 << 17),
         pool=native.ThreadPool(num_threads=num_threads) if num_threads else None,
     )
@@ -66,27 +57,10 @@ def test_of_a_row_in_several_segments_the_last_state_stays(
         assert (result["bytes_read"] > 0) == (not lost and len(row_ids) > 0)
 
 
-def test_slots_are_all_free_after_damage(tmp_path):
-    segment = write_generation(tmp_path / "s", np.arange(NUM_ROWS), 0)
-    damaged = bytearray(segment.path.read_bytes())
-    damaged[segments.ALIGNMENT :: segments.ALIGNMENT] = b"\xff" * (
-        len(damaged) // segments.ALIGNMENT - 1
-    )
-    segment.path.write_bytes(damaged)
-    target = segments.random_table(num_rows=NUM_ROWS, dim=16, seed=1)
-    before = {name: array.copy() for name, array in target.arrays.items()}
-    slots = native.SlotPool(num_slots=2, slot_bytes=1 << 17)
-    for _ in range(3):  # each would hang if the one before had kept a slot
-        (result,) = native.restore_segments([source(segment, target)], slots=slots)
-        assert sum(count for _, _, count, _, _ in result["damaged"]) == NUM_ROWS
-    for name, array in before.items():
-        np.testing.assert_array_equal(target.arrays[name], array)
-
-
 def test_ctrl_c_ends_a_long_restoration(tmp_path):
     segment = write_generation(tmp_path / "s", np.arange(NUM_ROWS), 0)
     target = segments.random_table(num_rows=NUM_ROWS, dim=16, seed=1)
-    sources = [source(segment, target)] * 200_000  # many seconds of work
+    sources = [segments.source(segment, [target])] * 200_000  # many seconds of work
     slots = native.SlotPool(num_slots=2, slot_bytes=1 << 17)
     main = threading.main_thread().ident
 

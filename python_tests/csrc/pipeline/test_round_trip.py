@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import NanError, UsageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import ALIGNMENT, Layout, Table, random_table
 
@@ -95,6 +95,17 @@ def test_any_tables_come_back_and_the_file_is_as_predicted(
     assert result["rows_restored"] == [len(table.saved_ids) for table in tables]
     assert slots.num_free == 1
     _assert_restored(tables, targets)
+
+
+@pytest.mark.parametrize("gap", [0, 1, 4])
+def test_a_range_of_rows_that_do_not_follow_each_other_comes_back(tmp_path, gap):
+    rows = np.arange(4000, dtype=np.uint16).view(np.uint8).reshape(500, 16)[:, gap:]
+    segment = segments.write_segment(tmp_path / "s", [Table("t", {"a": rows}, range_rows=500)])
+    assert segment.path.read_bytes() == segment.layout.expected_file()
+    target = np.zeros((500, 16), np.uint8)
+    segments.restore(segment, [Table("t", {"a": target[:, gap:]}, range_rows=500)])
+    np.testing.assert_array_equal(target[:, gap:], rows)
+    assert not target[:, :gap].any()
 
 
 @given(table_lists(), st.data())
@@ -194,34 +205,10 @@ def test_chunks_start_aligned_and_fit_the_slot_or_the_table_is_refused_by_name(
         assert all(count * width % ALIGNMENT == 0 for width in widths)
 
 
-def test_a_dense_tensor_is_rows_of_one_byte_and_a_long_restoration_says_how_far_it_is(tmp_path):
-    dense = np.random.default_rng(0).standard_normal((123, 45)).astype(np.float32)
-    offset, back = len(segments.HEADER), np.zeros_like(dense)
-
-    def spec(array):
-        table = native.SegmentTable(name="dense", num_rows=array.nbytes)
-        table.add_bytes("bias", array, offset)
-        return table
-
-    job = segments.pipeline().start(
-        path=str(tmp_path / "s"),
-        header_bytes=offset,
-        file_bytes=offset + segments.align_up(dense.nbytes),
-        tables=[spec(dense)],
-    )
-    segments.capture_all(job)
-    job.wait("written")
-    job.finish(segments.HEADER)
-    source = {
-        "path": str(tmp_path / "s"),
-        "tables": [spec(back)],
-        "wanted": [(0, dense.nbytes)],
-        "chunks": job.chunks(),
-    }
-    slots = native.SlotPool(num_slots=2, slot_bytes=32 * ALIGNMENT)
-    native.restore_segment(**source, slots=slots)
-    np.testing.assert_array_equal(back, dense)
-    done = []
+def test_a_long_restoration_says_how_far_it_is(tmp_path):
+    segment = segments.write_segment(tmp_path / "s", [random_table()])
+    (chunk,) = segment.chunks
+    target, done = segment.layout.tables[0].emptied(), []
 
     def note(bytes_read):
         done.append(bytes_read)
@@ -229,18 +216,44 @@ def test_a_dense_tensor_is_rows_of_one_byte_and_a_long_restoration_says_how_far_
             raise KeyError
 
     def restore_ever_more():
-        source["chunks"] *= 20_000
-        while True:
+        for times in (20_000 << doubled for doubled in range(20)):
             done.clear()
-            native.restore_segments([native.RestoreSource(**source)], slots=slots, on_progress=note)
-            source["chunks"] *= 2
+            source = segments.source(
+                segments.Segment(segment.path, segment.layout, [chunk] * times), [target]
+            )
+            slots = native.SlotPool(num_slots=2, slot_bytes=1 << 20)
+            native.restore_segments([source], slots=slots, on_progress=note)
 
     with pytest.raises(KeyError):
         restore_ever_more()
     assert 0 < done[0] < done[1]
 
 
-def test_a_pipeline_that_cannot_double_buffer_is_refused():
+def test_slots_that_cannot_be_are_refused():
     for num_slots in (0, 1):
         with pytest.raises(UsageError):
             segments.pipeline(num_slots)
+    for options in [(0, 4096), (-1, 4096), *((1, size) for size in (0, -4096, 1, 4095, 4097))]:
+        with pytest.raises(UsageError, match=r"at least 1|multiple of 4096"):
+            native.SlotPool(num_slots=options[0], slot_bytes=options[1])
+    if not segments.SANITIZER:  # which reports the attempt
+        with pytest.raises(MemoryError):
+            native.SlotPool(num_slots=1, slot_bytes=1 << 60)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_nan_is_refused_and_the_table_row_and_array_are_named(tmp_path, dtype, by_id):
+    table = random_table("users", 9000, 4, **({"row_ids": np.arange(1, 9000, 2)} if by_id else {}))
+    table.arrays = {name: array.astype(dtype) for name, array in table.arrays.items()}
+    if by_id:
+        table.arrays["weight"][::2] = np.nan  # not saved, so it does not matter
+    table.arrays["sum"][7123] = np.nan
+    pipe = segments.pipeline()
+    job = segments.start(pipe, tmp_path / "s", Layout([table]))
+    segments.capture_all(job)
+    with pytest.raises(NanError, match="table 'users', row 7123: sum is NaN"):
+        job.wait("written")
+    assert list(tmp_path.iterdir()) == []
+    assert pipe.num_free_slots == 2
+    segments.write_segment(tmp_path / "s", [table], refuse_nan=False)

@@ -13,7 +13,7 @@ from python_tests.csrc.backends import live_bytes
 from python_tests.examples import examples
 
 SLOT_BYTES = 64 * 1024
-POOLS = {threads: native.ThreadPool(num_threads=threads) for threads in (1, 2, 3, 4)}
+POOLS = {threads: native.ThreadPool(num_threads=threads) for threads in (1, 3)}
 # All sizes that have a copy of their own, their neighbours, and anything up to a page.
 row_sizes = st.one_of(
     st.sampled_from([1, 2, 3, 4, 6, 7, 8, 9, 16, 24, 31, 32, 48, 63, 64, 65, 100, 128, 256, 512]),
@@ -30,12 +30,12 @@ class Copier:
         self.stager = backend.stager(slot_bytes)
 
     def gather(self, table, row_ids, out, pool=None):
-        options = {} if pool is None or self.backend.device is not None else {"pool": pool}
-        self.stager.gather_rows(table, row_ids, out, **options)
+        options = {"stager": self.stager} if self.stager else {"pool": pool}
+        self.backend.native.gather_rows(table, row_ids, out, **options)
 
     def scatter(self, packed, row_ids, table, pool=None):
-        options = {} if pool is None or self.backend.device is not None else {"pool": pool}
-        self.stager.scatter_rows(packed, row_ids, table, **options)
+        options = {"stager": self.stager} if self.stager else {"pool": pool}
+        self.backend.native.scatter_rows(packed, row_ids, table, **options)
 
 
 @pytest.fixture(scope="module", params=backends.NAMES)
@@ -59,48 +59,34 @@ def random_bytes(shape, seed):
 
 
 @pytest.mark.usefixtures("every_instruction_set")
-@examples(60)
+@examples(80)
 @given(
     num_rows=st.integers(1, 400),
     row_bytes=row_sizes,
     gap=st.sampled_from([0, 0, 1, 4, 5, 16, 64]),
     count=st.integers(0, 700),
-    pool=pools,
-    seed=st.integers(0, 2**32),
-)
-def test_gather_is_numpy_indexing(copier, num_rows, row_bytes, gap, count, pool, seed):
-    whole = random_bytes((num_rows, row_bytes + gap), seed)
-    row_ids = np.random.default_rng(seed + 1).integers(0, num_rows, count)
-    out = np.zeros((count, row_bytes), np.uint8)
-    copier.gather(copier.put(whole)[:, :row_bytes], row_ids, out, pool)
-    np.testing.assert_array_equal(out, whole[row_ids, :row_bytes])
-
-
-@pytest.mark.usefixtures("every_instruction_set")
-@examples(60)
-@given(
-    num_rows=st.integers(1, 400),
-    row_bytes=row_sizes,
-    gap=st.sampled_from([0, 0, 1, 4, 5, 16, 64]),
     share=st.floats(0, 1),
     pool=pools,
     seed=st.integers(0, 2**32),
 )
-def test_scatter_is_numpy_assignment_and_touches_no_other_byte(
-    copier, num_rows, row_bytes, gap, share, pool, seed
+def test_gather_is_numpy_indexing_and_scatter_assignment_of_no_other_byte(
+    copier, num_rows, row_bytes, gap, count, share, pool, seed
 ):
-    whole = random_bytes((num_rows, row_bytes + gap), seed)
-    row_ids = np.flatnonzero(np.random.default_rng(seed + 2).random(num_rows) < share)
-    packed = random_bytes((len(row_ids), row_bytes), seed + 3)
+    whole, random = random_bytes((num_rows, row_bytes + gap), seed), np.random.default_rng(seed)
+    row_ids, out = random.integers(0, num_rows, count), np.zeros((count, row_bytes), np.uint8)
+    target = copier.put(whole)
+    copier.gather(target[:, :row_bytes], row_ids, out, pool)
+    np.testing.assert_array_equal(out, whole[row_ids, :row_bytes])
+    row_ids = np.flatnonzero(random.random(num_rows) < share)
+    packed = random_bytes((len(row_ids), row_bytes), seed + 2)
     expected = whole.copy()
     expected[row_ids, :row_bytes] = packed
-    target = copier.put(whole)
     copier.scatter(packed, row_ids, target[:, :row_bytes], pool)
     np.testing.assert_array_equal(copier.get(target), expected)
 
 
 @pytest.mark.usefixtures("every_instruction_set")
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("row_bytes", [4, 64, 100, 4096])
 def test_inputs_of_many_tasks_are_cut_without_loss(row_bytes, num_threads):
     count, pool = 4_000_000 // row_bytes, POOLS[num_threads]
@@ -116,31 +102,29 @@ def test_inputs_of_many_tasks_are_cut_without_loss(row_bytes, num_threads):
     np.testing.assert_array_equal(back, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool", "int64"])
 @pytest.mark.parametrize("shape", [(40,), (40, 3), (40, 2, 5), (40, 1, 4, 1)])
-def test_rows_of_any_dtype_and_shape_come_back_as_they_were(copier, dtype, shape):
-    table = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+def test_rows_of_any_dtype_and_shape_come_back_as_they_were(copier, shape):
     row_ids = np.array([0, 3, 4, 39])
-    packed = np.zeros((4, *shape[1:]), dtype)
-    copier.gather(copier.put(table), row_ids, packed)
-    np.testing.assert_array_equal(packed, table[row_ids])
-    back = copier.put(np.zeros(shape, dtype))
-    copier.scatter(packed, row_ids, back)
-    np.testing.assert_array_equal(copier.get(back)[row_ids], packed)
+    for dtype in ("float32", "float16", "int8", "bool", "int64"):
+        table = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+        packed, back = np.zeros((4, *shape[1:]), dtype), copier.put(np.zeros(shape, dtype))
+        copier.gather(copier.put(table), row_ids, packed)
+        np.testing.assert_array_equal(packed, table[row_ids])
+        copier.scatter(packed, row_ids, back)
+        np.testing.assert_array_equal(copier.get(back)[row_ids], packed)
 
 
-@pytest.mark.parametrize("bad", [-1, 10, 2**62, -(2**63)])
-@pytest.mark.parametrize("place", [0, 1, 4])
-def test_a_row_outside_the_table_is_refused_and_nothing_is_written(copier, bad, place):
-    table, out = copier.put(np.arange(20.0).reshape(10, 2)), np.zeros((5, 2))
-    row_ids = np.array([0, 2, 4, 6, 8])
+@pytest.mark.parametrize(("place", "bad"), [(0, -1), (1, 10), (4, 2**62), (4, -(2**63))])
+def test_a_row_outside_the_table_is_refused_and_nothing_is_written(copier, place, bad):
+    table, row_ids = copier.put(np.arange(20.0).reshape(10, 2)), np.array([0, 2, 4, 6, 8])
     row_ids[place] = bad
-    with pytest.raises(RowIndexError, match=rf"row_ids\[{place}\] is {bad}"):
-        copier.gather(table, row_ids, out)
-    with pytest.raises(RowIndexError):
-        copier.scatter(np.zeros((5, 2)), row_ids, table)
+    for call in (
+        lambda: copier.gather(table, row_ids, np.zeros((5, 2))),
+        lambda: copier.scatter(np.zeros((5, 2)), row_ids, table),
+    ):
+        with pytest.raises(RowIndexError, match=rf"row_ids\[{place}\] is {bad}"):
+            call()
     assert copier.get(table)[2, 0] == 4.0
-    assert copier.backend.name != "cpu" or not out.any()
 
 
 def test_what_cannot_be_copied_is_refused():

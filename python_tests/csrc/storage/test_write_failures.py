@@ -65,21 +65,22 @@ def test_a_file_system_that_reserves_no_blocks_or_has_no_direct_io_still_gives_a
 
 
 @DIRECT
-@pytest.mark.parametrize("fault", ["FAIL_WRITE=0", "FAIL_WRITE=3", "FAIL_SYNC=0"])
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("FAIL_WRITE=0=5000", errno.EIO),
+        ("FAIL_WRITE=3=5000", errno.ENOSPC),
+        ("FAIL_WRITE=1=10", errno.EIO),
+        ("FAIL_SYNC=0=5000", errno.EIO),
+    ],
+)
 def test_a_failing_device_fails_the_job_with_its_errno(faulty, tmp_path, fault, code, direct_io):
-    name, nth = fault.split("=")
+    """With 10 rows it is one write, of two pieces that are neighbours, then the header's."""
+    name, nth, num_rows = fault.split("=")
+    save = FAILING_SAVE.replace("num_rows=5000", f"num_rows={num_rows}")
     rule = {name: f"{nth}:{code}"}
-    printed = segments.run_python(FAILING_SAVE, tmp_path, direct_io, preload=faulty, **rule)
+    printed = segments.run_python(save, tmp_path, direct_io, preload=faulty, **rule)
     assert printed.split() == [str(code)] * 2
-
-
-def test_a_header_that_cannot_be_written_fails_the_job(faulty, tmp_path):
-    # One table of one chunk with two pieces, neighbours in the file: one write, then the header's.
-    save = FAILING_SAVE.replace("num_rows=5000", "num_rows=10")
-    rule = f"1:{errno.EIO}"
-    printed = segments.run_python(save, tmp_path, True, preload=faulty, FAIL_WRITE=rule)
-    assert printed.split() == [str(errno.EIO)] * 2
 
 
 @DIRECT

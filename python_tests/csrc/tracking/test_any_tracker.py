@@ -167,12 +167,11 @@ for life in (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife):
         ("emulated", 30, "emulated"),
         ("cuda", 30, "gpu"),
     ):
-        name = f"{place.title()}{life.__name__}"
-        case = type(name, (life,), {"backend": place}).TestCase
+        case = type(f"{place.title()}{life.__name__}", (life,), {"backend": place}).TestCase
         case.settings = settings(examples(number), stateful_step_count=25)
+        globals()[f"Test{place.title()}{life.__name__}"] = case
         if mark is not None:
             getattr(pytest.mark, mark)(case)
-        globals()[f"Test{name}"] = case
 
 
 WEIGHT = np.zeros((1000, 4), dtype=np.float32)
@@ -237,14 +236,6 @@ def test_rows_cannot_be_put_back_into_another_table_or_tracker(place, make):
     assert tracker.dirty_rows().tolist() == [1]
 
 
-@pytest.mark.parametrize("kind", ["DirtyRows", "AccessCounter", "RowSampler"])
-@pytest.mark.parametrize("num_rows", [0, -1])
-def test_a_table_without_rows_is_refused(kind, num_rows):
-    options = {"capacity": 1} if kind == "RowSampler" else {}
-    with pytest.raises(UsageError, match=r"a table without rows.*'empty'"):
-        getattr(_C, kind)(name="empty", num_rows=num_rows, **options)
-
-
 # --- lookups on the CPU ---
 
 
@@ -296,22 +287,6 @@ def test_a_batch_is_counted_table_by_table(tables, pool, seed):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_the_number_of_threads_changes_no_tracker(pool):
-    random, cpu = np.random.default_rng(0), backends.find("cpu")
-    trackers, alone = ([make(cpu, rows=1000) for make in KINDS.values()] for _ in range(2))
-    which = random.integers(0, 4, 12)
-    for _ in range(3):
-        indices = [random.integers(0, 1000, 25_000) for _ in which]
-        _C.count_lookups([trackers[i] for i in which], indices, pool)
-        for i, rows in zip(which, indices, strict=True):
-            alone[i].observe(rows)
-        for tracker, other in zip(trackers, alone, strict=True):
-            first = tracker.select(0, 1000, 50, weight=WEIGHT)
-            np.testing.assert_array_equal(first, other.select(0, 1000, 50, weight=WEIGHT))
-            np.testing.assert_array_equal(tracker.dirty_rows(), other.dirty_rows())
-
-
-@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("num_indices", [3, 100_000])
 def test_one_bad_index_leaves_every_table_as_it_was(pool, num_indices):
     trackers = counters(10, 20, 30)
@@ -325,32 +300,32 @@ def test_one_bad_index_leaves_every_table_as_it_was(pool, num_indices):
     assert [tracker.num_dirty() for tracker in trackers] == [0, 0, 0]
 
 
-REFUSED = {
-    "float64.*int32, int64": np.array([1.0]),
-    "int16.*astype": np.array([1], dtype=np.int16),
-    "uint64": np.array([1], dtype=np.uint64),
-    ">i8": np.array([1], dtype=">i8"),
-    "bool": np.array([True]),
-    "contiguous": np.arange(10).reshape(2, 5).T,
-    "contiguous ": np.frombuffer(bytes(17), dtype=np.uint8)[1:].view(np.int64),
-    "list.*numpy.ndarray": [1, 2],
-    "NoneType": None,
-}
+REFUSED = [
+    (np.array([1.0]), "float64.*int32, int64"),
+    (np.array([1], dtype=np.int16), "int16.*astype"),
+    (np.array([1], dtype=np.uint64), "uint64"),
+    (np.array([1], dtype=">i8"), ">i8"),
+    (np.array([True]), "bool"),
+    (np.arange(10).reshape(2, 5).T, "contiguous"),
+    (np.frombuffer(bytes(17), dtype=np.uint8)[1:].view(np.int64), "contiguous"),
+    ([1, 2], "list.*numpy.ndarray"),
+    (None, "NoneType"),
+]
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_is_no_index_array_is_refused_by_table_and_remedy(message):
-    trackers = counters(10, 10)
-    with pytest.raises(UsageError, match=f"'t1'.*{message.strip()}"):
-        _C.count_lookups(trackers, [np.array([1]), REFUSED[message]])
-    assert trackers[0].num_dirty() == 0
-
-
-def test_what_is_no_batch_is_refused():
+def test_what_is_no_index_array_no_batch_or_no_table_is_refused_by_name_and_remedy():
+    trackers, one = counters(10, 10), np.array([1])
+    for wrong, message in REFUSED:
+        with pytest.raises(UsageError, match=f"'t1'.*{message}"):
+            _C.count_lookups(trackers, [one, wrong])
     with pytest.raises(UsageError, match="2 trackers but 1"):
-        _C.count_lookups(counters(1, 1), [np.array([0])])
+        _C.count_lookups(trackers, [one])
     with pytest.raises(UsageError, match=r"trackers\[1\] is a str.*AccessCounter"):
-        _C.count_lookups([*counters(1), "users"], [np.array([0])] * 2)
+        _C.count_lookups([trackers[0], "users"], [one] * 2)
+    assert trackers[0].num_dirty() == 0
+    for num_rows in (0, -1):
+        with pytest.raises(UsageError, match=r"a table without rows.*'empty'"):
+            _C.DirtyRows(name="empty", num_rows=num_rows)
 
 
 # --- on a device ---
@@ -380,36 +355,25 @@ def test_a_batch_of_26_tables_is_one_launch_and_allocates_nothing(emulated, kind
     assert emulated.native.emulator.calls() == {"cudaLaunchKernelEx": launches}
 
 
-def on_both(emulated):
-    """A tracker of each kind, on the device and on the host, and how many rows it has dirty."""
-    on_host = backends.Backend("cpu", emulated.native, None)
-    made = [KINDS[kind](found, "t", 90) for found in (emulated, on_host) for kind in KINDS]
-    made = [getattr(tracker, "tracker", tracker) for tracker in made]
-    rows = [np.arange(10, 20 + number % 4) for number in range(len(made))]
-    emulated.native.count_lookups(made, rows)
-    return made, [len(each) for each in rows]
-
-
 def test_trackers_that_are_asked_together_wait_for_the_device_once(emulated):
-    trackers, counts = on_both(emulated)
-    emulated.native.emulator.calls()
-    assert emulated.native.num_dirty_of(trackers) == counts
-    assert emulated.native.emulator.calls()["cudaEventSynchronize"] == 1
-    assert emulated.native.num_dirty_of([]) == []
+    on_host, native = backends.Backend("cpu", emulated.native, None), emulated.native
+    made = [KINDS[kind](found, "t", 90) for found in (emulated, on_host) for kind in KINDS]
+    trackers = [getattr(tracker, "tracker", tracker) for tracker in made]
+    rows = [np.arange(10, 20 + number % 4) for number in range(8)]
+    native.count_lookups(trackers, rows)
+    native.emulator.calls()
+    assert native.num_dirty_of(trackers) == [len(each) for each in rows]
+    assert native.emulator.calls()["cudaEventSynchronize"] == 1
+    assert native.num_dirty_of([]) == []
     assert {tracker.device for tracker in trackers} == {None, 0}
-
-
-@pytest.mark.parametrize("dirty", [None, 0, 2, 3, 7])
-def test_trackers_are_clean_if_none_has_a_dirty_row_in_its_range(emulated, dirty):
-    trackers, _ = on_both(emulated)
-    begins, ends = [0] * 8, [10] * 8
-    if dirty is not None:
-        begins[dirty], ends[dirty] = 19, 20
-    assert emulated.native.are_clean(trackers, begins, ends) == (dirty is None)
-    with pytest.raises(UsageError, match="equally many"):
-        emulated.native.are_clean(trackers, begins, ends[:2])
-    with pytest.raises(UsageError, match="is not inside its rows"):
-        emulated.native.are_clean(trackers, begins, [91] * 8)
+    for dirty in (None, 0, 2, 3, 7):
+        begins, ends = [0] * 8, [10] * 8
+        if dirty is not None:
+            begins[dirty], ends[dirty] = 19, 20
+        assert native.are_clean(trackers, begins, ends) == (dirty is None)
+    for wrong, words in ((ends[:2], "equally many"), ([91] * 8, "is not inside its rows")):
+        with pytest.raises(UsageError, match=words):
+            native.are_clean(trackers, begins, wrong)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "DirtyRows"])

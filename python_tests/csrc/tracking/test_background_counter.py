@@ -204,29 +204,20 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
 
 
 @pytest.mark.parametrize("size", [GATHERED, COUNTED])
-def test_a_forked_child_waits_for_nothing(size):
-    parameter, (tracker,) = weight(), counters(1)
-    counter = _C.RowCounter([parameter], [[tracker]])
-    set_gradient(parameter, [1] * size)
-    counter.count_gradients([0])
-    child = os.fork()
-    if child == 0:
-        tracker.num_dirty()
-        counter.wait()
-        counter.count_gradients([0])
-        del counter, tracker
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert tracker.counts()[1] == size
-
-
-@pytest.mark.parametrize("size", [GATHERED, COUNTED])
-def test_a_tracker_outlives_its_counter(size):
+def test_a_forked_child_waits_for_nothing_and_a_tracker_outlives_its_counter(size):
     parameter, (tracker,) = weight(), counters(1)
     set_gradient(parameter, [1] * size)
     for times in (1, 2):
         counter = _C.RowCounter([parameter], [[tracker]])
         counter.count_gradients([0])
+        child = os.fork()
+        if child == 0:
+            tracker.num_dirty()
+            counter.wait()
+            counter.count_gradients([0])
+            del counter, tracker
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
         del counter
         assert tracker.counts()[1] == times * size
 

@@ -19,38 +19,15 @@ def make(weight, name="t"):
     return _C.ChangeMeter(name=name, weight=weight)
 
 
-@examples(60)
-@given(
-    num_rows=st.sampled_from([1, 64, 65, 5000]),
-    embedding_dim=st.integers(1, 40),
-    dtype=st.sampled_from(DTYPES),
-    padding=st.integers(0, 3),
-    seed=st.integers(0, 99),
-)
-def test_the_rows_that_moved_most_are_selected(num_rows, embedding_dim, dtype, padding, seed):
-    """Distances are a factor of 1.5 apart, so that rounding cannot change their order."""
-    random = np.random.default_rng(seed)
-    wide = random.standard_normal((num_rows, embedding_dim + padding)).astype(dtype)
-    weight = wide[:, :embedding_dim]
-    meter = make(weight)
-    dirty = np.unique(random.integers(0, num_rows, min(num_rows, 20)))
-    rank = random.permutation(len(dirty))
-    weight[dirty, random.integers(0, embedding_dim, len(dirty))] += (1.5**rank).astype(dtype)
-    meter.observe(dirty)
-    k = len(dirty) // 3 + 1
-    expected = np.sort(dirty[np.argsort(-rank)[:k]])
-    np.testing.assert_array_equal(meter.select(0, num_rows, k, weight=weight), expected)
-
-
-def test_dirty_rows_alone_are_measured_and_one_that_has_not_moved_comes_last(backend):
-    weight = np.zeros((10, 3), dtype=np.float32)
+def test_what_a_failed_save_gave_back_is_added_to_what_a_row_moves_from_then_on(backend):
+    weight = np.zeros((4, 1), dtype=np.float32)
     meter = backend.change_meter("t", weight)
-    meter.observe(np.array([1, 2, 3]))
-    weight[3] = 1e-18
-    weight[4] = 100
-    assert meter.select(0, 10, 1, weight=weight).tolist() == [3]
-    assert meter.select(0, 10, 2, weight=weight).tolist() == [1, 3]
-    assert meter.select(0, 10, 9, weight=weight).tolist() == [1, 2, 3]
+    meter.observe(np.array([1, 2]))
+    weight[1], weight[2] = 3, 4
+    taken = meter.take(np.array([1]), weight=weight)
+    meter.put_back(taken)
+    weight[1] = 1  # 3 and 2
+    assert meter.select(0, 4, 1, weight=weight).tolist() == [1]
 
 
 def test_infinities_are_changes_and_not_nan(backend):
@@ -118,18 +95,6 @@ def test_nan_is_told_when_rows_are_read_and_nothing_of_its_row_is_lost(
     assert meter.select(0, 600, 2, weight=weight).tolist() == [400, 480]
 
 
-def test_every_half_precision_number_is_read_as_numpy_reads_it():
-    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    halves = halves[np.isfinite(halves)].reshape(-1, 1)
-    meter = make(np.zeros_like(halves))
-    meter.observe(np.arange(len(halves)))
-    sizes = np.abs(halves[:, 0].astype(np.float32))
-    ranking = reference.Ranking(sizes)
-    for k in (1, 1000, 30_000, 60_000):
-        expected = ranking.top(k)
-        np.testing.assert_array_equal(meter.select(0, len(halves), k, weight=halves), expected)
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
 )
@@ -175,21 +140,12 @@ def test_the_weight_is_required_and_must_be_the_same_table(backend):
             meter.select(0, 4, 1, weight=other)
 
 
-@pytest.mark.parametrize(
-    "weight",
-    [
-        np.zeros(4, np.float32),
-        np.zeros((4, 2), np.int64),
-        np.zeros((2, 4), np.float32).T,
-        np.zeros((4, 4), np.float32)[:, ::2],
-        np.zeros((4, 4), np.float32)[::-1],
-        np.zeros((4, 0), np.float32),
-        np.zeros((0, 4), np.float32),
-    ],
-)
-def test_a_weight_that_is_no_table_of_floating_rows_is_refused(weight):
-    with pytest.raises(UsageError, match="'t'"):
-        make(weight)
+def test_a_weight_that_is_no_table_of_floating_rows_is_refused():
+    rows = np.zeros((4, 4), np.float32)
+    shapes = [np.zeros(shape, np.float32) for shape in (4, (4, 0), (0, 4))]
+    for weight in (*shapes, np.zeros((4, 2), np.int64), rows[:2].T, rows[:, ::2], rows[::-1]):
+        with pytest.raises(UsageError, match="'t'"):
+            make(weight)
 
 
 # --- on a device ---
@@ -226,16 +182,20 @@ def test_every_change_is_the_hosts_bit_for_bit(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_half_precision_number_is_read_as_on_the_host(emulated, dtype):
-    every = torch.arange(2**16).to(torch.uint16).view(getattr(torch, dtype)).reshape(-1, 16)
-    every = every[every.isfinite().all(1)]
-    start = torch.zeros_like(every)
-    meters = make(start), emulated.change_meter("t", start)
+def test_every_half_precision_number_is_read_as_on_the_host_which_reads_it_as_torch(
+    emulated, dtype
+):
+    every = torch.arange(2**16).to(torch.uint16).view(getattr(torch, dtype))
+    every = every[every.isfinite()].view(-1, 1)
+    ranking = reference.Ranking(every[:, 0].abs().float().numpy())
+    meters = make(0 * every), emulated.change_meter("t", 0 * every)
     for meter in meters:
         meter.observe(np.arange(len(every)))
-    for k in (1, 100, 2000):
+    for k in (1, 1000, 30_000, 60_000):
         chosen = [meter.select(0, len(every), k, weight=every) for meter in meters]
         np.testing.assert_array_equal(*chosen)
+        if dtype == "float16":  # squares of others may be 0 or infinite
+            np.testing.assert_array_equal(chosen[0], ranking.top(k))
 
 
 def test_the_weight_is_as_it_is_when_the_stream_gets_there(emulated):

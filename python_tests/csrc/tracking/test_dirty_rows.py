@@ -46,56 +46,43 @@ def test_it_takes_one_bit_per_row(num_rows):
     assert _C.DirtyRows(name="t", num_rows=num_rows).memory_bytes() == 8 * words
 
 
-# --- turns ---
-
-
-def save(tracker, k, begin=0, end=None):
+def save(tracker, k, begin=0, end=10):
     """Selects and takes; returns the rows and what puts them back."""
-    row_ids = tracker.select(begin, tracker.num_rows if end is None else end, k)
+    row_ids = tracker.select(begin, end, k)
     return row_ids.tolist(), tracker.take(row_ids)
 
 
-@pytest.fixture
-def tracker(backend):
-    found = backend.dirty_rows("t", 10)
-    found.observe(np.arange(10))
-    return found
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_selections_take_turns_and_saves_that_failed_are_made_up_for(backend, order):
+    """In whatever order they are put back. Each range of a table has turns of its own."""
 
+    def made():
+        tracker = backend.dirty_rows("t", 10)
+        tracker.observe(np.arange(10))
+        return tracker
 
-def test_a_selection_begins_behind_the_rows_taken_of_the_last_one(tracker):
+    tracker = made()
     for expected in ([0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5]):
         assert tracker.select(0, 10, 4).tolist() == expected  # not taken: it comes again
         assert save(tracker, 4)[0] == expected
         tracker.observe(np.arange(10))
-    tracker.select(0, 10, 4)
-    tracker.take(np.array([6, 7]))  # the first part of a save that then stopped
-    assert tracker.select(0, 10, 4).tolist() == [0, 1, 8, 9]
-
-
-def test_the_ranges_of_a_table_take_turns_apart_from_each_other(tracker):
-    assert save(tracker, 2, 0, 5)[0] == [0, 1]
-    assert save(tracker, 2, 5, 10)[0] == [5, 6]
-    tracker.observe(np.arange(10))
-    assert save(tracker, 2, 5, 10)[0] == [7, 8]
-    assert save(tracker, 2, 0, 5)[0] == [2, 3]
-
-
-@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_saves_that_failed_are_made_up_for_in_whatever_order_they_are_put_back(tracker, order):
+    tracker = made()
+    for begin, expected in ((0, [0, 1]), (5, [5, 6]), (5, [7, 8]), (0, [2, 3])):
+        assert save(tracker, 2, begin, begin + 5)[0] == expected
+        tracker.observe(np.arange(10))
+    tracker = made()
     assert save(tracker, 3)[0] == [0, 1, 2]
     failed = [save(tracker, 3)[1] for _ in range(2)]
     for number in order:
         tracker.put_back(failed[number])
     tracker.observe(np.arange(10))
     assert save(tracker, 3)[0] == [3, 4, 5]
-
-
-def test_a_save_under_way_when_an_earlier_one_fails_does_not_pass_its_rows(tracker):
-    _, failed = save(tracker, 3)
+    tracker = made()
+    _, first = save(tracker, 3)
     second = tracker.select(0, 10, 4)
     tracker.take(second[:2])
-    tracker.put_back(failed)
-    tracker.take(second[2:])
+    tracker.put_back(first)
+    tracker.take(second[2:])  # a save under way when an earlier one fails does not pass its rows
     assert second.tolist() == [3, 4, 5, 6]
     assert save(tracker, 3)[0] == [0, 1, 2]
 

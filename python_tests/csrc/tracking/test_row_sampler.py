@@ -275,13 +275,6 @@ def test_a_batch_of_many_tables_is_sampled_table_by_table(device, num_tables):
         assert sampler.dirty_rows().tolist() == np.unique(indices).tolist()
 
 
-def test_lookups_are_numbered_on_where_a_table_occurs_twice_in_a_batch(device):
-    sampler = device.row_sampler("t", 100, capacity=100, period=4)
-    lookups = [device.put(np.arange(i, i + 5)) for i in (0, 5, 10)]
-    device.native.count_lookups([sampler.tracker] * 3, lookups)
-    assert sampled_rows(sampler) == due_lookups(0, 15, 4)
-
-
 @pytest.mark.parametrize("capacity", [100, 66_000])  # more than the largest grid has threads
 def test_slots_of_rows_that_were_taken_are_used_again_before_any_row_is_evicted(emulated, capacity):
     watched = Watched(emulated, 2 * capacity, capacity, period=1)
@@ -322,10 +315,12 @@ def test_lookups_of_a_failed_launch_are_lost_and_nothing_else(emulated):
     assert sampled_rows(sampler) == sampler.dirty_rows().tolist() == [7]
 
 
-def test_the_lookups_of_a_bad_index_are_numbered_too(device):
+def test_lookups_of_a_bad_index_and_of_a_table_twice_in_a_batch_are_numbered_too(device):
     sampler = device.row_sampler("t", 100, capacity=100, period=2)
-    lookups = np.array([5, 100, 6, 7, 100, 100, 8, 9, 10, 11])
-    sampler.observe(lookups)
+    parts = [[5, 100, 6, 7], [100, 100, 8, 9, 10], [11]]
+    batch = [device.put(np.array(part)) for part in parts]
+    device.native.count_lookups([sampler.tracker] * 3, batch)
+    lookups = np.concatenate(parts)
     due = lookups[due_lookups(0, len(lookups), 2)]
     assert sampled_rows(sampler) == due[due < 100].tolist()
     assert sampler.dirty_rows().tolist() == list(range(5, 12))

@@ -20,8 +20,8 @@ def test_it_shows_what_it_found_and_the_remedy(cpr, tmp_path):
     assert {line[20] for line in lines} == {" "}  # behind the longest name, too
     names = [line[6:20].strip() for line in lines]
     assert names == [
-        *("Python", "torch", "cpr_ext", "CPU", "CUDA", "disk", "commands", "training"),
-        *("object storage", "metrics", "live recovery", "TorchRec"),
+        *("Python", "torch", "cpr_ext", "CUDA", "disk", "cli", "train", "remote"),
+        *("opentelemetry", "live recovery", "TorchRec"),
     ]
     assert "note  TorchRec       old\n                     -> new\n" in output
     assert output.endswith("\nNothing is wrong.\n")

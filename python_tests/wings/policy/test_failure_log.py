@@ -32,7 +32,7 @@ def test_the_interval_holds_as_often_as_it_says():
 
 def test_a_csv_is_read_with_its_censored_jobs_and_scaled_to_the_planned_nodes(tmp_path):
     path = tmp_path / "jobs.csv"
-    path.write_text("job, hours ,failed,nodes\na,10,1,16\nb, 20 ,no,8\nc,5.5,TRUE,32\n")
+    path.write_text("job, hours ,failed,nodes\na,10,1,16\nb, 20 , 0 ,8\nc,5.5,1,32\n")
     log = read_failure_log(path, nodes=16)
     assert log.hours.tolist() == [10, 10, 11]
     assert log.failed.tolist() == [True, False, True]

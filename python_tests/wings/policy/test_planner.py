@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, Planner, StateBytes
+from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, Planner
 from cpr_ext.wings.policy.presets import PRESETS, find_preset
 
 NAMES = ["full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-MFU", "CPR-SSU"]
@@ -152,9 +152,8 @@ def test_what_a_plan_expects_of_a_fraction_is_what_histories_come_to(fraction):
 
 
 def test_where_a_priority_costs_more_than_full_recovery_the_reason_says_how_much():
-    plan = Planner(JOB, SAVING, MTBF_HOURS, fraction=0.125, state_bytes=StateBytes(1e9, 1e9)).plan(
-        0.006
-    )
+    cost_share = (0.125 + 1) / 2  # half of the bytes are saved whole each time
+    plan = Planner(JOB, SAVING, MTBF_HOURS, fraction=0.125, cost_share=cost_share).plan(0.006)
     full, _, vanilla, _, most_used, _ = plan.strategies
     assert vanilla.overhead_fraction < full.overhead_fraction < most_used.overhead_fraction
     assert plan.reason.startswith("Recover partially and save all rows every 2.69 h: ")

@@ -77,9 +77,9 @@ def test_it_plans_with_measured_costs_and_again_only_when_they_change():
         "load_shard_hours": 0.003,
         "reschedule_hours": 0.0,
     }
-    assert first.strategies[4].bytes_per_hour == pytest.approx(
-        (0.125 * 99e9 + 1e9) / schedule.interval_hours
-    )
+    all_rows, most_used = (first.strategies[n].expected.overhead.save_hours for n in (2, 4))
+    # An eighth of the 99 GB of large tables and 1 GB of others, eight times as often.
+    assert most_used == pytest.approx(8 * all_rows * (0.125 * 99 + 1) / 100, rel=0.01)
     assert observed(schedule, replace(MEASURED, save_hours=0.0124)).plan is first
     again = observed(schedule, replace(MEASURED, save_hours=0.0126)).plan
     assert again is not first
@@ -133,15 +133,15 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"target_pls": 0}, "target_pls is 0; it is a share"),
+        ({"target_pls": 0}, "target_pls is 0.0; it is a share"),
         ({"target_pls": 1.2}, "target_pls is 1.2"),
-        ({"mtbf_hours": -3}, "mtbf_hours is -3; it must be above 0"),
+        ({"mtbf_hours": -3}, "mtbf_hours is -3.0; it must be above 0"),
         ({"mtbf_hours": 0}, "mtbf_hours is 0"),
         ({"total_hours": 0}, "total_hours is 0"),
         ({"total_samples": -5}, "total_samples is -5"),
         ({"total_samples": 5, "total_hours": 5}, "both set the job's length"),
         ({"shards_per_failure": 0}, "shards_per_failure is 0"),
-        ({"reschedule_hours": -1}, "reschedule_hours -1"),
+        ({"reschedule_hours": -1}, "reschedule_hours is -1"),
         ({"num_shards": 0}, "num_shards is 0"),
     ],
 )

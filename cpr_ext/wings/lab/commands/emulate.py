@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.wings.cli.numbers import Amount
-from cpr_ext.wings.cli.output import json_option, print_table
+from cpr_ext.wings.cli.output import Bar, json_option, print_table
 from cpr_ext.wings.cli.required import require_for_training, require_picture
 from cpr_ext.wings.tools.commands.plan_inputs import parity_costs, parity_options
 
@@ -91,7 +91,7 @@ _POSITIVE = Amount(above=0)
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Runs side by side.  [default: as many as cores and free memory allow]",
+    help="Runs side by side.  [default: as many as cores]",
 )
 @json_option
 @click.option(
@@ -112,7 +112,6 @@ def emulate(**given: Any) -> None:
     require_picture("cpr emulate", given["plot_file"])
     require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
-    from cpr_ext.wings.lab.commands.progress import RunBar
     from cpr_ext.wings.lab.emulation.emulation import emulate as play
     from cpr_ext.wings.lab.emulation.run_strategy import Training
     from cpr_ext.wings.lab.emulation.scenario import STRATEGIES
@@ -127,7 +126,7 @@ def emulate(**given: Any) -> None:
     training = Training(
         data, given["model"], given["epochs"], given["batch_size"], given["steps"]
     )  # fmt: skip
-    with RunBar(disable=given["quiet"]) as bar:
+    with Bar(" runs", is_shown=not given["quiet"]) as bar:
         campaign = play(
             _scenario(given),
             training,
@@ -178,18 +177,18 @@ def _given(given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
 
 
 def _show(campaign: Campaign) -> None:
-    from cpr_ext.wings.lab.emulation.summary import difference, percent, ratio, summarize
+    from cpr_ext.wings.lab.emulation.summary import spelled, summarize
 
     head = ("", "seeds", "overhead, %", "PLS", "AUC loss, 1e-3", "of vanilla's", "removed, %")
     rows = [
         (
             one.label,
             len(one.seeds),
-            percent(one.overhead_share),
-            ratio(one.pls, 4),
-            difference(one.auc_loss),
-            ratio(one.loss_to_vanilla, 2),
-            percent(one.overhead_removed, 1),
+            spelled(one.overhead_share, 100),
+            spelled(one.pls, digits=4),
+            spelled(one.auc_loss, 1000),
+            spelled(one.loss_to_vanilla),
+            spelled(one.overhead_removed, 100, digits=1),
         )
         for one in summarize(campaign)
     ]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.cli.output import json_option, print_json
+from cpr_ext.wings.cli.output import Bar, json_option, print_json
 from cpr_ext.wings.cli.required import require_for_training, require_picture
 
 if TYPE_CHECKING:
     from cpr_ext import Priority
-    from cpr_ext.wings.lab.dlrm.trainer import TrainResult
+    from cpr_ext.wings.lab.dlrm.trainer import TrainingProgress, TrainResult
 
 _EPILOG = """\b
 Examples:
@@ -166,7 +166,6 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
     # Imported here, so that --help and wrong options need not wait for torch.
     import torch
 
-    from cpr_ext.wings.lab.commands.progress import ProgressBar
     from cpr_ext.wings.lab.dlrm.failures import parse_failure
     from cpr_ext.wings.lab.dlrm.presets import find_preset
     from cpr_ext.wings.lab.dlrm.sources import open_source
@@ -190,8 +189,16 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
         seed=given["seed"],
         device=_device(given["device"]),
     )
-    with ProgressBar(disable=given["quiet"]) as bar:
-        return Trainer(preset, source, options, bar.show).run()
+    with Bar(" samples", is_shown=not given["quiet"]) as bar:
+
+        def observe(progress: TrainingProgress) -> None:
+            now = progress.metrics
+            loss = "-" if math.isnan(progress.loss) else f"{progress.loss:.4f}"
+            taken = f"{now.base_snapshots + now.partial_snapshots} snapshots"
+            more = f"loss {loss}, {taken}, stalled {now.stall_seconds:.2f} s"
+            bar.show(progress.num_samples, progress.total_samples, progress.message, more)
+
+        return Trainer(preset, source, options, observe).run()
 
 
 def _show(result: TrainResult, given: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,29 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
-TableOptimizerName = Literal["rowwise_adagrad", "adagrad", "sgd"]
-
-
 @dataclass(frozen=True)
 class Hyperparameters:
     """Settings with which one source and the `tiny` model were tuned.
 
     Attributes:
-        table_optimizer: ``rowwise_adagrad`` (one accumulator per row), ``adagrad``
-            (one per element) or ``sgd`` (no state); all work on sparse gradients.
-        table_lr: learning rate of the embedding tables.
+        table_lr: learning rate of the embedding tables, which are trained with row-wise Adagrad.
         dense_lr: learning rate of the MLPs, which are trained with Adagrad.
         batch_size: samples per step.
         epochs: passes over the training samples.
 
     Raises:
-        UsageError: an unknown optimizer, or a number that is not positive.
+        UsageError: a number that is not positive.
     """
 
-    table_optimizer: TableOptimizerName = "rowwise_adagrad"
     table_lr: float = 0.05
     dense_lr: float = 0.01
     batch_size: int = 128
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        allowed = get_args(TableOptimizerName)
-        if self.table_optimizer not in allowed:
-            raise UsageError(
-                f"table_optimizer is {self.table_optimizer!r}; allowed: {', '.join(allowed)}"
-            )
-        for name in ("table_lr", "dense_lr", "batch_size", "epochs"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be positive")
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise UsageError(f"{name} is {value!r}; it must be positive")
 
 
 @dataclass
@@ -86,7 +75,71 @@ class Batch:
         )
 
 
-@runtime_checkable
+@dataclass
+class Samples:
+    """Samples with one lookup per table.
+
+    Attributes:
+        dense: float32 (num_samples, num_dense).
+        row_ids: int64 (num_tables, num_samples).
+        labels: float32 (num_samples,).
+    """
+
+    dense: npt.NDArray[np.float32]
+    row_ids: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, chosen: slice | Bool) -> Samples:
+        """Return some of the samples; those of a slice share memory."""
+        return Samples(self.dense[chosen], self.row_ids[:, chosen], self.labels[chosen])
+
+    @staticmethod
+    def joined(parts: list[Samples]) -> Samples:
+        """Return the samples of all parts, one after another."""
+        return Samples(
+            np.concatenate([part.dense for part in parts]),
+            np.concatenate([part.row_ids for part in parts], axis=1),
+            np.concatenate([part.labels for part in parts]),
+        )
+
+    def to_batch(self) -> Batch:
+        """Return all of them as the samples of a step, sharing memory."""
+        return Batch(
+            dense=torch.from_numpy(self.dense),
+            indices=list(torch.from_numpy(self.row_ids)),
+            offsets=[torch.arange(len(self))] * len(self.row_ids),
+            labels=torch.from_numpy(self.labels),
+        )
+
+
+def cut(blocks: Iterator[Samples], batch_size: int, first_batch: int = 0) -> Iterator[Batch]:
+    """Return batches `first_batch` and later of a stream of samples; the last may be short.
+
+    Raises:
+        UsageError: at the call; see :func:`check_batch_request`.
+    """
+    check_batch_request(batch_size, first_batch)
+    return _cut(blocks, batch_size, first_batch * batch_size)
+
+
+def _cut(blocks: Iterator[Samples], batch_size: int, skip: int) -> Iterator[Batch]:
+    held: list[Samples] = []
+    for block in blocks:
+        held.append(block.part(slice(skip, None)))
+        skip = max(0, skip - len(block))
+        if (count := sum(map(len, held))) >= batch_size:
+            joined = Samples.joined(held)  # batches are of this copy
+            end = count // batch_size * batch_size
+            for start in range(0, end, batch_size):
+                yield joined.part(slice(start, start + batch_size)).to_batch()
+            held = [joined.part(slice(end, None))]
+    if any(map(len, held)):
+        yield Samples.joined(held).to_batch()
+
+
 class DataSource(Protocol):
     """Training and test samples of one data set.
 
@@ -97,46 +150,34 @@ class DataSource(Protocol):
     @property
     def name(self) -> str:
         """Short name for reports."""
-        ...
 
     @property
     def table_names(self) -> tuple[str, ...]:
         """One name per embedding table, in the order of `Batch.indices`."""
-        ...
 
     @property
     def num_embeddings(self) -> tuple[int, ...]:
         """Rows of each table; every index is below its table's number."""
-        ...
 
     @property
     def num_dense(self) -> int:
         """Continuous features per sample; may be 0."""
-        ...
 
     @property
     def num_train_samples(self) -> int | None:
         """Samples of one epoch; None if only reading the stream can show it."""
-        ...
 
     @property
     def recommended(self) -> Hyperparameters:
         """Settings with which the `tiny` model learns this source well."""
-        ...
 
     def train_batches(
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
         """Return batches `first_batch` and later of `epoch`; the last may be short."""
-        ...
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         """Return the test samples, always in the same order; the last batch may be short."""
-        ...
-
-    def warnings(self) -> list[str]:
-        """Return a sentence with counts for each kind of malformed or skipped input so far."""
-        ...
 
 
 def check_batch_request(batch_size: int, first_batch: int) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
 from cpr_ext.wings.lab.dlrm.model import DLRM
 
@@ -26,11 +24,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(model: DLRM, source: DataSource, *, batch_size: int = 4096) -> Evaluation:
-    """Return scores all test samples of `source` on the device of `model`.
-
-    Raises:
-        UsageError: scikit-learn is missing.
-    """
+    """Return the scores of all test samples of `source`, on the device of `model`."""
     device = next(model.parameters()).device
     labels, logits = [torch.empty(0)], [torch.empty(0)]
     for batch in source.test_batches(batch_size):
@@ -46,13 +40,12 @@ def auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     Args:
         labels: (num_samples,), 0 or 1.
         scores: (num_samples,), higher for more likely 1; logits and probabilities give the same.
-
-    Raises:
-        UsageError: scikit-learn is missing.
     """
     if np.unique(labels).size < 2:
         return math.nan
-    return float(_sklearn_metrics().roc_auc_score(labels, scores))
+    from sklearn import metrics
+
+    return float(metrics.roc_auc_score(labels, scores))
 
 
 def logloss(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
@@ -61,19 +54,10 @@ def logloss(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     Args:
         labels: (num_samples,), 0 or 1.
         logits: (num_samples,), log-odds of a label being 1, not probabilities.
-
-    Raises:
-        UsageError: scikit-learn is missing.
     """
     if np.size(labels) == 0:
         return math.nan
+    from sklearn import metrics
+
     probabilities = 0.5 * (1.0 + np.tanh(0.5 * np.asarray(logits)))  # without overflow
-    return float(_sklearn_metrics().log_loss(labels, probabilities, labels=[0.0, 1.0]))
-
-
-def _sklearn_metrics() -> Any:
-    try:
-        from sklearn import metrics
-    except ImportError as error:
-        raise UsageError('metrics need scikit-learn: pip install "cpr_ext[train]"') from error
-    return metrics
+    return float(metrics.log_loss(labels, probabilities, labels=[0.0, 1.0]))

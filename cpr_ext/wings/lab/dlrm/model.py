@@ -9,7 +9,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource
 from cpr_ext.wings.lab.dlrm.presets import ModelPreset
 
@@ -65,9 +64,6 @@ class DLRM(nn.Module):
         tables: `nn.ModuleDict` of `nn.EmbeddingBag` by table name; gradients are sparse.
         bottom: `nn.Sequential`, or None when `num_dense` is 0.
         top: `nn.Sequential`.
-
-    Raises:
-        UsageError: the sizes or names do not fit together.
     """
 
     def __init__(
@@ -82,18 +78,7 @@ class DLRM(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_tables(table_names, num_embeddings)
-        if num_dense < 0:
-            raise UsageError(f"num_dense is {num_dense}; it must be 0 or more")
-        if num_dense > 0 and (not bottom_mlp or bottom_mlp[-1] != embedding_dim):
-            raise UsageError(
-                f"the bottom MLP {tuple(bottom_mlp)} must end in embedding_dim, {embedding_dim}"
-            )
-        if not top_mlp or top_mlp[-1] != 1:
-            raise UsageError(f"the top MLP {tuple(top_mlp)} must end in 1, the logit")
         num_vectors = len(table_names) + (1 if num_dense else 0)
-        if num_vectors < 2:
-            raise UsageError("one table and no dense features leave nothing to interact")
         generator = torch.Generator().manual_seed(seed)
         self.tables = nn.ModuleDict()
         for name, rows in zip(table_names, num_embeddings, strict=True):
@@ -125,15 +110,7 @@ class DLRM(nn.Module):
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Return logits of the labels being 1, float32 (batch_size,).
-
-        Raises:
-            UsageError: the batch has another number of tables than the model.
-        """
-        if len(batch.indices) != len(self.tables):
-            raise UsageError(
-                f"the batch has {len(batch.indices)} tables, the model {len(self.tables)}"
-            )
+        """Return logits of the labels being 1, float32 (batch_size,)."""
         vectors = [
             bag(indices, offsets)
             for bag, indices, offsets in zip(
@@ -149,16 +126,3 @@ class DLRM(nn.Module):
         top_input = pairs if bottom is None else torch.cat((bottom, pairs), dim=1)
         logits: torch.Tensor = self.top(top_input)
         return logits.squeeze(1)
-
-
-def _check_tables(table_names: Sequence[str], num_embeddings: Sequence[int]) -> None:
-    if len(table_names) != len(num_embeddings):
-        raise UsageError(f"{len(table_names)} table names for {len(num_embeddings)} sizes")
-    if len(set(table_names)) != len(table_names):
-        raise UsageError(f"table names must differ: {', '.join(table_names)}")
-    reserved = nn.ModuleDict()
-    for name, rows in zip(table_names, num_embeddings, strict=True):
-        if not name or "." in name or hasattr(reserved, name):
-            raise UsageError(f"{name!r} cannot name a table: it cannot name a torch submodule")
-        if rows < 1:
-            raise UsageError(f"table {name!r} has {rows} rows; it needs at least one")

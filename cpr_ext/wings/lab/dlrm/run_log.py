@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 # Enough for a picture, little for a snapshot.
@@ -74,12 +74,8 @@ class RunLog:
         lost_at = [failure.num_samples for failure in self.failures if shard in failure.shards]
         return num_samples - max(lost_at, default=0)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain values for the snapshot."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RunLog:
-        """Invert :meth:`to_plain`."""
+        """Invert ``asdict``."""
         failures = [FailureRecord(**failure) for failure in plain["failures"]]
         return cls(**{**plain, "failures": failures})

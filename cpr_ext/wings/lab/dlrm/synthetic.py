@@ -6,16 +6,21 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.wings.lab.dlrm.batch import Batch, Float64, Hyperparameters, Int64, check_batch_request
-from cpr_ext.wings.lab.dlrm.evaluation import auc
+from cpr_ext.wings.lab.dlrm.batch import (
+    Batch,
+    Float64,
+    Hyperparameters,
+    Int64,
+    Samples,
+    check_batch_request,
+    cut,
+)
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 
 _STATISTICS = Path(__file__).with_name("access_locality.json")
@@ -49,8 +54,8 @@ class AccessSkew:
         return np.minimum((position * num_embeddings).astype(np.int64), num_embeddings - 1)
 
 
-def production_skew(year: str = "2022") -> AccessSkew:
-    """Return the skew measured over all tables of a production model of Meta, in `year`.
+def production_skew() -> AccessSkew:
+    """Return the skew measured over all tables of a production model of Meta, in 2022.
 
     From the published statistics of facebookresearch/dlrm_datasets (access_locality.json, which
     names its source and licence). Row shares are published with three digits. Where that rounds to
@@ -59,7 +64,7 @@ def production_skew(year: str = "2022") -> AccessSkew:
     are of the rows in use.
     """
     statistics = json.loads(_STATISTICS.read_text(encoding="utf-8"))
-    figures = statistics["years"][year]
+    figures = statistics["years"]["2022"]
     accesses_per_row = figures["accesses"] / figures["distinct_rows"]
     row_shares = []
     lower = 0.5
@@ -188,9 +193,7 @@ class Synthetic:
 
     name = "synthetic"
     # With the `tiny` preset: test AUC about 0.80, where the teacher has 0.87.
-    recommended = Hyperparameters(
-        table_optimizer="rowwise_adagrad", table_lr=0.03, dense_lr=0.02, batch_size=128, epochs=1
-    )
+    recommended = Hyperparameters(table_lr=0.03, dense_lr=0.02, batch_size=128, epochs=1)
 
     def __init__(
         self,
@@ -223,49 +226,22 @@ class Synthetic:
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
         """Return batches of the training samples; `epoch` and `seed` change nothing."""
-        return self._batches(_TRAIN, self.num_train_samples, batch_size, first_batch)
+        check_batch_request(batch_size, first_batch)
+        begin = first_batch * batch_size
+        return cut(self._samples(_TRAIN, self.num_train_samples, begin), batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the test samples."""
-        return self._batches(_TEST, self.num_test_samples, batch_size, 0)
+        return cut(self._samples(_TEST, self.num_test_samples, 0), batch_size)
 
-    def warnings(self) -> list[str]:
-        """Return no warnings: there is no input that could be malformed."""
-        return []
+    def _samples(self, split: int, num_samples: int, begin: int) -> Iterator[Samples]:
+        """Yield samples from the block of sample ``begin`` on."""
+        first = begin // _BLOCK_SAMPLES * _BLOCK_SAMPLES
+        for start in range(first, num_samples, _BLOCK_SAMPLES):
+            block = self._block(split, start // _BLOCK_SAMPLES)
+            yield block.part(slice(max(0, begin - start), num_samples - start))
 
-    @cached_property
-    def teacher_auc(self) -> float:
-        """Test AUC of the teacher's own log-odds: what no model can beat by more than chance."""
-        labels, logits = [], []
-        for batch in self.test_batches(_BLOCK_SAMPLES):
-            row_ids = torch.stack(batch.indices).numpy()
-            labels.append(batch.labels.numpy())
-            logits.append(self._teacher.logits(batch.dense.numpy(), row_ids))
-        return auc(np.concatenate(labels), np.concatenate(logits))
-
-    def _batches(
-        self, split: int, num_samples: int, batch_size: int, first_batch: int
-    ) -> Iterator[Batch]:
-        check_batch_request(batch_size, first_batch)
-        return self._generate(split, num_samples, batch_size, first_batch)
-
-    def _generate(
-        self, split: int, num_samples: int, batch_size: int, first_batch: int
-    ) -> Iterator[Batch]:
-        one_each = torch.arange(batch_size)
-        held_number = -1
-        held: _Samples | None = None
-        for start in range(first_batch * batch_size, num_samples, batch_size):
-            stop = min(start + batch_size, num_samples)
-            parts = []
-            for number in range(start // _BLOCK_SAMPLES, (stop - 1) // _BLOCK_SAMPLES + 1):
-                if held is None or number != held_number:
-                    held_number, held = number, self._block(split, number)
-                first = number * _BLOCK_SAMPLES
-                parts.append(held.part(max(start - first, 0), stop - first))
-            yield _as_batch(parts, one_each[: stop - start])
-
-    def _block(self, split: int, number: int) -> _Samples:
+    def _block(self, split: int, number: int) -> Samples:
         bits = np.random.Philox(key=[self._seed, split], counter=[0, 0, 0, number])
         generator = np.random.Generator(bits)
         uniform = generator.random((len(self.num_embeddings), _BLOCK_SAMPLES))
@@ -277,30 +253,7 @@ class Synthetic:
             row_ids[table] = (factor * self._skew.ranks(uniform[table], rows) + shift) % rows
         probability = 1.0 / (1.0 + np.exp(-self._teacher.logits(dense, row_ids)))
         labels = (generator.random(_BLOCK_SAMPLES) < probability).astype(np.float32)
-        return _Samples(dense, row_ids, labels)
-
-
-@dataclass
-class _Samples:
-    dense: npt.NDArray[np.float32]  # (num_samples, num_dense)
-    row_ids: npt.NDArray[np.int64]  # (num_tables, num_samples)
-    labels: npt.NDArray[np.float32]  # (num_samples,)
-
-    def part(self, start: int, stop: int) -> _Samples:
-        return _Samples(
-            self.dense[start:stop], self.row_ids[:, start:stop], self.labels[start:stop]
-        )
-
-
-def _as_batch(parts: list[_Samples], offsets: torch.Tensor) -> Batch:
-    # Concatenated even when there is one part: a batch owns its memory.
-    row_ids = torch.from_numpy(np.concatenate([part.row_ids for part in parts], axis=1))
-    return Batch(
-        dense=torch.from_numpy(np.concatenate([part.dense for part in parts])),
-        indices=list(row_ids),
-        offsets=[offsets] * len(row_ids),
-        labels=torch.from_numpy(np.concatenate([part.labels for part in parts])),
-    )
+        return Samples(dense, row_ids, labels)
 
 
 def _affine(num_embeddings: int, table: int, seed: int) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class TrainResult:
         pls: portion of lost samples, over the whole run.
         share_of_row_updates_lost: share of this process's row updates that failures removed; None:
             not counted, or shards were lost without recovery.
-        warnings: what the data source found malformed, and what damage of the store took.
+        warnings: what damage of the store took.
     """
 
     auc: float
@@ -119,6 +119,16 @@ class TrainingProgress:
     loss: float
     metrics: Metrics
     message: str = ""
+
+
+def end_sample(source: DataSource, settings: Hyperparameters, max_steps: int | None) -> int | None:
+    """Return the samples of a whole run; None for a stream without a known end."""
+    limits = []
+    if source.num_train_samples is not None:
+        limits.append(settings.epochs * source.num_train_samples)
+    if max_steps is not None:
+        limits.append(max_steps * settings.batch_size)
+    return min(limits, default=None)
 
 
 class Trainer:
@@ -153,6 +163,7 @@ class Trainer:
         }
         self._log = RunLog(config=config)
         self._pending_failures = sorted(options.failures)
+        self._end_sample = end_sample(source, options.settings, options.max_steps)
         self._step = 0
         self._num_samples = 0
         self._samples_this_process = 0
@@ -175,7 +186,7 @@ class Trainer:
             priority=options.priority,
             schedule=EverySteps(options.every_steps, when_busy="wait"),
             num_shards=options.num_shards,
-            state={"log": lambda: self._log.to_plain()},
+            state={"log": lambda: asdict(self._log)},
             store=StoreOptions(rebase_after=options.rebase_after),
         ) as checkpointer:
             self._checkpointer = checkpointer
@@ -196,16 +207,6 @@ class Trainer:
         if num_samples is not None:
             steps = settings.epochs * math.ceil(num_samples / settings.batch_size)
         limits = [limit for limit in (steps, self._options.max_steps) if limit is not None]
-        return min(limits, default=None)
-
-    def _end_sample(self) -> int | None:
-        """Return samples of the whole run; None for a stream without a known end."""
-        settings, num_samples = self._options.settings, self._source.num_train_samples
-        limits = []
-        if num_samples is not None:
-            limits.append(settings.epochs * num_samples)
-        if self._options.max_steps is not None:
-            limits.append(self._options.max_steps * settings.batch_size)
         return min(limits, default=None)
 
     # --- training ---
@@ -236,14 +237,14 @@ class Trainer:
             },
             stall_seconds={"total": metrics.stall_seconds, "max": metrics.max_stall_seconds},
             pls=portion_of_lost_samples(
-                lost, self._end_sample() or max(1, self._num_samples), self._options.num_shards
+                lost, self._end_sample or max(1, self._num_samples), self._options.num_shards
             ),
             share_of_row_updates_lost=self._share_of_row_updates_lost(),
             failures=[asdict(failure) for failure in self._log.failures],
             store=None if self._options.store is None else str(self._options.store),
             losses=self._log.losses,
             snapshot_log=self._log.snapshots,
-            warnings=[*self._source.warnings(), *self._log.damage],
+            warnings=self._log.damage,
         )
 
     def _train_epochs(self) -> None:
@@ -319,7 +320,7 @@ class Trainer:
         loss = losses[-1][1] if math.isnan(mean) and losses else mean
         self._observe(
             TrainingProgress(
-                self._step, self._num_samples, self._end_sample(), loss, self._metrics(), message
+                self._step, self._num_samples, self._end_sample, loss, self._metrics(), message
             )
         )
 

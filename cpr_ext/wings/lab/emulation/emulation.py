@@ -10,47 +10,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import CprError, UsageError
-from cpr_ext.wings.lab.dlrm.batch import DataSource
-from cpr_ext.wings.lab.dlrm.presets import find_preset
 from cpr_ext.wings.lab.emulation.campaign import Campaign, RunKey, locked, open_campaign
-from cpr_ext.wings.lab.emulation.machine import (
-    available_cores,
-    available_memory_bytes,
-    describe_machine,
-)
+from cpr_ext.wings.lab.emulation.machine import available_cores, describe_machine
 from cpr_ext.wings.lab.emulation.run_strategy import EmulatedClock, Training, play
 from cpr_ext.wings.lab.emulation.scenario import EmulatedStrategyName, Scenario
-
-# What a process takes before the model: the interpreter, torch, staging slots.
-_PROCESS_BYTES = 600 << 20
-# Weights, their gradient or optimizer state, SCAR's copy, and as much for the data.
-_BYTES_PER_TABLE_BYTE = 4
 
 
 class RunError(CprError):
     """A run could not be played."""
-
-
-def workers_that_fit(table_bytes: int) -> int:
-    """Return how many runs fit the machine's free memory and the cores of this process.
-
-    Raises:
-        UsageError: not even one.
-    """
-    run_bytes = _PROCESS_BYTES + _BYTES_PER_TABLE_BYTE * table_bytes
-    fitting = available_memory_bytes() // run_bytes
-    if fitting < 1:
-        raise UsageError(
-            f"a run takes about {run_bytes >> 20:,} MiB, and {available_memory_bytes() >> 20:,} "
-            "are free; choose a smaller --model"
-        )
-    return min(fitting, available_cores())
 
 
 def play_all(
@@ -109,18 +82,6 @@ def _begin() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-_FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Progress of a campaign; ``message`` reports the end of a run."""
-
-    runs: int
-    total_runs: int
-    message: str = ""
-
-
 def emulate(
     scenario: Scenario,
     training: Training,
@@ -129,13 +90,14 @@ def emulate(
     strategies: Sequence[EmulatedStrategyName],
     seeds: Sequence[int],
     num_workers: int | None = None,
-    observe: Callable[[Standing], None] = lambda standing: None,
+    observe: Callable[[int, int, str], None] = lambda done, total, message: None,
 ) -> Campaign:
     """Play what is not yet played of ``strategies`` and ``seeds``, each run in a worker process.
 
     Args:
         directory: keeps the finished runs; a killed emulation resumes from there.
-        num_workers: None: as many as fit the machine's cores and memory.
+        num_workers: None: as many as cores.
+        observe: called with the runs that are over, all runs, and a message about the last one.
 
     Raises:
         UsageError: the directory belongs to another scenario or is in use, or a run cannot be
@@ -143,8 +105,7 @@ def emulate(
         DataError: the data, or a file of the directory, cannot be read.
         RunError: a run failed; the finished ones are kept.
     """
-    source = training.open(seeds[0])
-    clock = training.clock(source, scenario.job.total_hours)
+    clock = training.clock(training.open(seeds[0]), scenario.job.total_hours)
     with locked(directory):
         config = {"scenario": asdict(scenario), "training": asdict(training)}
         campaign = open_campaign(directory, config)
@@ -153,8 +114,8 @@ def emulate(
         _note(campaign, scenario)
         missing = campaign.missing(strategies, seeds)
         kept = f"{len(campaign.runs)} finished runs are kept" if campaign.runs else ""
-        observe(Standing(0, len(missing), kept))
-        workers = num_workers or workers_that_fit(_table_bytes(source, training))
+        observe(0, len(missing), kept)
+        workers = num_workers or available_cores()
         played = play_all(campaign, scenario, training, missing, workers)
         for done, (key, run) in enumerate(played, start=1):
             campaign.add(key, run)
@@ -162,7 +123,7 @@ def emulate(
                 f"{key.name}: AUC {run['auc']:.4f}, overhead {100 * run['overhead_share']:.2f} %, "
                 f"PLS {run['pls']:.4f}"
             )
-            observe(Standing(done, len(missing), text))
+            observe(done, len(missing), text)
     return campaign
 
 
@@ -183,7 +144,3 @@ def _note(campaign: Campaign, scenario: Scenario) -> None:
         {"command": shlex.join(["cpr", *sys.argv[1:]]), "machine": describe_machine()}
     )
     campaign.save()
-
-
-def _table_bytes(source: DataSource, training: Training) -> int:
-    return sum(source.num_embeddings) * find_preset(training.model).embedding_dim * _FLOAT_BYTES

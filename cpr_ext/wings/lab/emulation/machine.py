@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -14,6 +13,8 @@ from typing import Any
 import numpy
 import torch
 
+import cpr_ext
+
 # What decides a measurement; results are written while later ones are still being made.
 _SOURCES = {".py", ".cpp", ".cu", ".h"}
 _MEASURED = (":/csrc", ":/cpr_ext", ":/bench", ":(top,exclude)bench/results")
@@ -23,7 +24,7 @@ def describe_machine() -> dict[str, Any]:
     """Return machine, versions and, in a git checkout, the commit; JSON values."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpr_ext": _version(),
+        "cpr_ext": cpr_ext.__version__,
         "commit": _git("rev-parse", "--short", "HEAD") or None,
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "code": " ".join(f"{folder}:{digest}" for folder, digest in code_digests().items()),
@@ -36,14 +37,6 @@ def describe_machine() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "load_average_1min": round(os.getloadavg()[0], 2),
     }
-
-
-def _version() -> str:
-    """Return that of the package; of a copy of the tree, which is not installed, none is known."""
-    try:
-        return importlib.metadata.version("cpr_ext")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def code_digests() -> dict[str, str]:

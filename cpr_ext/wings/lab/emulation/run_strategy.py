@@ -15,7 +15,13 @@ from cpr_ext.wings.lab.dlrm.batch import DataSource
 from cpr_ext.wings.lab.dlrm.failures import PlannedFailure
 from cpr_ext.wings.lab.dlrm.presets import find_preset
 from cpr_ext.wings.lab.dlrm.sources import open_source
-from cpr_ext.wings.lab.dlrm.trainer import Trainer, TrainingProgress, TrainOptions, TrainResult
+from cpr_ext.wings.lab.dlrm.trainer import (
+    Trainer,
+    TrainingProgress,
+    TrainOptions,
+    TrainResult,
+    end_sample,
+)
 from cpr_ext.wings.lab.emulation.parity_groups import PlayedGroups
 from cpr_ext.wings.lab.emulation.scenario import (
     DrawnFailure,
@@ -120,10 +126,6 @@ class PlayedFailure:
     recover_seconds: float
     is_by_parity: bool = False
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {**asdict(self), "shards": list(self.shards)}
-
 
 def charge(
     strategy: EmulatedStrategy,
@@ -209,7 +211,7 @@ class Training:
         changes = {"epochs": self.epochs, "batch_size": self.batch_size}
         given = {name: value for name, value in changes.items() if value is not None}
         return {
-            "settings": replace(source.recommended, **given),  # type: ignore[arg-type]
+            "settings": replace(source.recommended, **given),
             "max_steps": self.max_steps,
         }
 
@@ -220,17 +222,12 @@ class Training:
             UsageError: the source does not know its length and no number of steps is given.
         """
         settings = self.options(source)["settings"]
-        limits = []
-        if source.num_train_samples is not None:
-            limits.append(settings.epochs * source.num_train_samples)
-        if self.max_steps is not None:
-            limits.append(self.max_steps * settings.batch_size)
-        if not limits:
+        if (num_samples := end_sample(source, settings, self.max_steps)) is None:
             raise UsageError(
                 f"{source.name} is read as a stream, whose length is not known; say how many steps "
                 "to train (--steps)"
             )
-        return EmulatedClock(job_hours, min(limits), settings.batch_size)
+        return EmulatedClock(job_hours, num_samples, settings.batch_size)
 
 
 @lru_cache(maxsize=1)
@@ -383,7 +380,7 @@ def summarize_run(
         "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
         "fraction": strategy.fraction,
         "saves": [clock.hours(samples) for samples in saves],
-        "failures": [failure.to_plain() for failure in failures],
+        "failures": [asdict(failure) for failure in failures],
         "job_hours": clock.job_hours,
         "samples": result.samples,
         "steps": result.steps,

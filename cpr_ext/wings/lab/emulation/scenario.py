@@ -124,7 +124,6 @@ class Scenario:
         pls_target: from which CPR derives its interval.
         num_failures: exactly so many, at hours drawn uniformly over the job (as those at a constant
             rate are, given their number); None: the number is drawn too.
-        num_trainers: trainer nodes; for reports only, since a lost trainer loses no row.
         fraction: r, the share of the rows that CPR-SCAR, -MFU and -SSU save at a time.
         parity: what parity in peers' memory costs; None: no strategy has it.
 
@@ -138,7 +137,6 @@ class Scenario:
     costs: JobCosts
     pls_target: float
     num_failures: int | None = None
-    num_trainers: int = 0
     fraction: float = 0.125
     parity: ParityCosts | None = None
 
@@ -147,11 +145,10 @@ class Scenario:
         for name, value in (("pls_target", self.pls_target), ("fraction", self.fraction)):
             if not 0 < value <= 1:
                 raise UsageError(f"{self.name}: {name} is {value}; allowed: above 0, at most 1")
-        for name in ("num_failures", "num_trainers"):
-            if (getattr(self, name) or 0) < 0:
-                raise UsageError(
-                    f"{self.name}: {name} is {getattr(self, name)}; it must not be negative"
-                )
+        if (self.num_failures or 0) < 0:
+            raise UsageError(
+                f"{self.name}: num_failures is {self.num_failures}; it must not be negative"
+            )
 
     def draw_failures(self, seed: int) -> list[DrawnFailure]:
         """Return the failures of a seed, in the order of time; the same for every strategy."""
@@ -229,5 +226,4 @@ def find_scenario(name: str) -> Scenario:
         pls_target=preset.target_pls,
         # The production run that the paper's poster tells had this many; the other draws.
         num_failures=5 if name == "production-50h" else None,
-        num_trainers=preset.num_trainers,
     )

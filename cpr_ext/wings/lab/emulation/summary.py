@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpr_ext.errors import UsageError
+from cpr_ext.wings.cli.output import without_nan
 from cpr_ext.wings.lab.emulation.campaign import Campaign, RunKey
 from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, EmulatedStrategyName
 
@@ -102,22 +103,8 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
     return Line(float(slope), float(intercept), correlation, len(x))
 
 
-def percent(estimate: Estimate | None, digits: int = 2) -> str:
-    """Return a share, in percent."""
-    return _format(estimate, 100, digits)
-
-
-def difference(estimate: Estimate | None, digits: int = 2) -> str:
-    """Return a small difference, in thousandths."""
-    return _format(estimate, 1000, digits)
-
-
-def ratio(estimate: Estimate | None, digits: int) -> str:
-    """Return a number as it is."""
-    return _format(estimate, 1, digits)
-
-
-def _format(estimate: Estimate | None, factor: float, digits: int) -> str:
+def spelled(estimate: Estimate | None, factor: float = 1, *, digits: int = 2) -> str:
+    """Return a mean and its interval, times a factor such as 100 for percent."""
     if estimate is None or math.isnan(estimate.mean):
         return "-"
     text = f"{factor * estimate.mean:.{digits}f}"
@@ -172,10 +159,6 @@ class StrategySummary:
         """As people call it."""
         return STRATEGIES[self.name]
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return JSON values; nan becomes None."""
-        return _without_nan({**asdict(self), "label": self.label})  # type: ignore[no-any-return]
-
 
 def to_plain(campaign: Campaign) -> dict[str, Any]:
     """Return the reported values of a campaign and of each of its runs, as JSON values."""
@@ -183,7 +166,9 @@ def to_plain(campaign: Campaign) -> dict[str, Any]:
     return {
         "config": campaign.config,
         "facts": campaign.facts,
-        "strategies": [summary.to_plain() for summary in summarize(campaign)],
+        "strategies": [
+            without_nan({**asdict(one), "label": one.label}) for one in summarize(campaign)
+        ],
         "runs": [
             {
                 "strategy": key.strategy,
@@ -280,11 +265,3 @@ def _ratio(upper: dict[int, float], lower: dict[int, float]) -> Estimate | None:
     if not seeds:
         return None
     return estimate_ratio([upper[seed] for seed in seeds], [lower[seed] for seed in seeds])
-
-
-def _without_nan(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _without_nan(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_without_nan(value) for value in tree]
-    return None if isinstance(tree, float) and tree != tree else tree

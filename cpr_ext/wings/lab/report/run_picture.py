@@ -8,24 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cpr_ext.errors import UsageError
-
 _COLORS = ("#1b6ca8", "#2a9d5c", "#d1495b", "#8a5fbf", "#b8860b")
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw ``runs``, results of ``cpr train --json`` by label, to a PNG file.
+    """Draw ``runs``, results of ``cpr train --json`` by label, to a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Raises:
-        UsageError: matplotlib is missing, or there is no run.
-    """
-    if not runs:
-        raise UsageError("there is no run to draw")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UsageError("pictures need matplotlib: pip install 'cpr_ext[train]'") from error
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     FigureCanvasAgg(figure)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])

@@ -57,9 +57,8 @@ def inspect(
     """Show the snapshots, tables and sizes of STORE.
 
     STORE may be the directory that holds the stores of all workers of a job. Then one line per
-    store shows its step, and the tables are those of all stores together. Exits 1 if a store is
-    missing or damaged, or the stores are not of one job. STORE may also be the address of a copy
-    (s3://...).
+    store shows its step. Exits 1 if a store is missing or damaged, or the stores are not of one
+    job. STORE may also be the address of a copy (s3://...).
     """
     from cpr_ext.errors import UsageError
     from cpr_ext.wings.remote.opening import is_address
@@ -142,12 +141,6 @@ def _show(summary: StoreSummary) -> None:
                 for each in summary.keys
             ],
         )
-    if any(each.kept_as not in ("exact", "row ids") for each in summary.precisions):
-        click.echo()
-        print_table(
-            ("rows kept as", "size"),
-            [(each.kept_as, size(each.file_bytes)) for each in summary.precisions],
-        )
 
 
 def _show_points(summary: StoreSummary) -> None:
@@ -194,8 +187,7 @@ def _kind_of(point: Point) -> str:
 
 
 def _show_job(job: JobSummary) -> None:
-    held = [count(len(job.workers), "worker"), count(len(job.tables), "table")]
-    echo(f"{job.job}: {', '.join(held)}, {size(job.file_bytes)}")
+    echo(f"{job.job}: {count(len(job.workers), 'worker')}, {size(job.file_bytes)}")
     click.echo()
     steps = [w.summary.points[-1].step for w in job.workers if w.summary and w.summary.points]
     print_table(
@@ -203,22 +195,6 @@ def _show_job(job: JobSummary) -> None:
         [_worker_row(worker, max(steps, default=0)) for worker in job.workers],
     )
     click.echo()
-    if job.tables:
-        print_table(
-            ("table", "rows", "dim", "dtype", "parts", "row state", "size"),
-            [
-                (
-                    table.name,
-                    table.num_embeddings,
-                    table.embedding_dim,
-                    table.dtype,
-                    table.parts if table.is_placed else f"{table.parts}?",
-                    ", ".join(table.row_states) or "-",
-                    size(table.size_bytes),
-                )
-                for table in job.tables
-            ],
-        )
     for worker in job.workers:
         if worker.summary is None:
             echo(f"damaged: {worker.damage}")

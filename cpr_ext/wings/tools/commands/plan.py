@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from cpr_ext.wings.cli.numbers import Amount
-from cpr_ext.wings.cli.output import json_option, to_json
-from cpr_ext.wings.cli.required import require_picture
+from cpr_ext.wings.cli.output import json_option, print_table, to_json
+from cpr_ext.wings.policy import Plan, Planner
+from cpr_ext.wings.policy.costs import duration
 from cpr_ext.wings.tools.commands.plan_inputs import PlanInputs, gather, parity_options
-
-if TYPE_CHECKING:
-    from cpr_ext.wings.policy import Planner
 
 _EPILOG = """\b
 Where to begin:
@@ -24,9 +22,9 @@ Your job, from figures you know:
   cpr plan --job-hours 120 --shards 16 --mtbf-hours 20 --save-minutes 4 --load-minutes 3 \\
            --reschedule-minutes 5 --target-pls 0.05
 \b
-Your job, from a log of earlier ones and the store of a trial run:
-  cpr plan --job-hours 120 --failure-log jobs.csv --nodes 36 --store runs/a \\
-           --write-mb-per-second 400 --read-mb-per-second 800 --plot plan.png
+Your job, from a log of earlier ones:
+  cpr plan --job-hours 120 --failure-log jobs.csv --nodes 36 --shards 16 \\
+           --save-minutes 4 --load-minutes 3
 \b
 The log is a CSV file with a line of column names: hours (how long a job ran), failed (1: a failure
 ended it; 0: it ended otherwise), and nodes if jobs ran on different numbers of them.
@@ -52,18 +50,9 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 @click.option("--save-minutes", type=float, help="Training stands still this long to save all.")
 @click.option("--load-minutes", type=float, help="To load all shards.")
 @click.option(
-    "--load-shard-minutes",
-    type=float,
-    help="To load those one failure took. Default: as all; with --store, by their bytes.",
+    "--load-shard-minutes", type=float, help="To load those one failure took. Default: as all."
 )
 @click.option("--reschedule-minutes", type=float, help="To replace failed nodes. Default: 0.")
-@click.option(
-    "--store",
-    type=click.Path(file_okay=False),
-    help="Take shards and bytes from this store of a trial run.",
-)
-@click.option("--write-mb-per-second", type=float, help="Of the store's disk (MB: 10^6).")
-@click.option("--read-mb-per-second", type=float, help="Likewise; fio measures both.")
 @click.option("--target-pls", type=float, help="PLS you accept, above 0, at most 1. Default: 0.02.")
 @click.option(
     "--fraction",
@@ -79,13 +68,6 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     help="All rows with their optimizer state (GB: 10^9 bytes): gives the time to rebuild.",
 )
 @json_option
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw overhead and PLS against the interval (PNG, SVG or PDF).",
-)
 def plan(**given: Any) -> None:
     """Plan a job: full or partial recovery, how often to save, which rows first, at what cost.
 
@@ -93,46 +75,65 @@ def plan(**given: Any) -> None:
     the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
     peers' memory is among them.
     """
-    from cpr_ext.wings.tools.commands.plan_picture import describe_plan, format_plan
-
-    plot_file: Path | None = given["plot_file"]
-    require_picture("cpr plan", plot_file)
     inputs = gather(given)
-    planner = _planner(inputs, inputs.mtbf_hours, given)
-    made = planner.plan(inputs.target_pls)
-    notes = [*inputs.notes, *_uncertainty(inputs, given)]
-    if plot_file is not None:
-        from cpr_ext.wings.tools.commands.plan_picture import draw_plan
-
-        draw_plan(planner, made, plot_file)
+    made = _planner(inputs, inputs.mtbf_hours, given).plan(inputs.target_pls)
+    notes = [*made.notes, *inputs.notes, *_uncertainty(inputs, given)]
     if given["as_json"]:
-        sources = [vars(source) for source in inputs.sources]
-        document = {"inputs": sources, **describe_plan(made)}
-        document["notes"] = [*document["notes"], *notes]
-        click.echo(to_json(document))
+        inputs_of = {"inputs": [asdict(source) for source in inputs.sources]}
+        more = {"recommended": made.recommended.name, "notes": notes}
+        click.echo(to_json({**inputs_of, **asdict(made), **more}))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:
         click.echo(f"{source.what:<{width}}  {source.value}  [{source.origin}]")
-    click.echo(f"\n{format_plan(made)}\n")
-    click.echo(_wrapped(made.reason) + "\n")
-    for note in (*made.notes, *notes):
+    click.echo()
+    _print_strategies(made)
+    click.echo(f"\n{_wrapped(made.reason)}\n")
+    for note in notes:
         click.echo(_wrapped(note, "- "))
-    if plot_file is not None:
-        click.echo(f"\nDrawn to {plot_file}.")
 
 
 def _planner(inputs: PlanInputs, mtbf_hours: float, given: dict[str, Any]) -> Planner:
-    from cpr_ext.wings.policy import Planner
-
     return Planner(
-        inputs.job,
-        inputs.costs,
-        mtbf_hours,
-        fraction=given["fraction"],
-        state_bytes=inputs.state_bytes,
-        parity=inputs.parity,
+        inputs.job, inputs.costs, mtbf_hours, fraction=given["fraction"], parity=inputs.parity
     )
+
+
+def _print_strategies(plan: Plan) -> None:
+    """Print a line per strategy; overhead and its parts in percent of useful training time.
+
+    ``*`` marks the recommended strategy, ``formula`` is the paper's overhead.
+    """
+    parts = {
+        "save": "save_hours",
+        "load": "load_hours",
+        "lost": "lost_computation_hours",
+        "resched.": "reschedule_hours",
+    }
+    if any(strategy.fallback_chance is not None for strategy in plan.strategies):
+        parts["parity"] = "parity_hours"
+    print_table(
+        ("", "save every", "overhead", *parts, "formula", "PLS"),
+        [
+            (
+                ("* " if strategy is plan.recommended else "  ") + strategy.name,
+                duration(strategy.save_every_hours),
+                f"{_percent(strategy.overhead_fraction)} %",
+                *(
+                    _percent(getattr(strategy.expected.overhead, part) / plan.job.total_hours)
+                    for part in parts.values()
+                ),
+                f"{_percent(strategy.formula_overhead_fraction)} %",
+                f"{strategy.expected.pls:.4f}",
+            )
+            for strategy in plan.strategies
+        ],
+    )
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.2f}" if percent >= 0.1 or not percent else f"{percent:.2g}"
 
 
 def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
@@ -143,7 +144,7 @@ def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
     for mtbf_hours in (fit.low_hours, fit.high_hours):
         best = _planner(inputs, mtbf_hours, given).plan(inputs.target_pls).recommended
         said.append(
-            f"{best.name} every {best.save_every_hours:.3g} h "
+            f"{best.name} every {duration(best.save_every_hours)} "
             f"({100 * best.overhead_fraction:.2g} % overhead)"
         )
     return [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cpr_ext.wings.cli.output import (
-    ByteBar,
+    Bar,
     count,
     echo,
     json_option,
@@ -39,17 +39,12 @@ def verify(store: str, world_size: int | None, quiet: bool, as_json: bool) -> No
     from cpr_ext.wings.tools import maintenance
 
     store = open_store(store)
-    bar = ByteBar(disable=quiet)
-    try:
-        report: VerifyReport | JobVerifyReport
+    report: VerifyReport | JobVerifyReport
+    with Bar("B", is_shown=False if quiet else None) as bar:
         if find_stores(store, world_size=world_size).is_one_store:
             report = maintenance.verify(store, on_progress=bar.show)
         else:
-            report = maintenance.verify_job(
-                store, world_size=world_size, on_progress=lambda number: bar.show
-            )
-    finally:
-        bar.close()
+            report = maintenance.verify_job(store, world_size=world_size, on_progress=bar.show)
     if as_json:
         print_json(report, is_sound=report.is_sound)
     elif isinstance(report, maintenance.VerifyReport):

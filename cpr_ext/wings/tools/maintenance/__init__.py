@@ -1,7 +1,7 @@
 """What one does with a store outside training: look, check, export, read single rows.
 
-The same with those of all workers of a job: ``inspect_job``, ``verify_job``, ``repair_job``;
-``export`` takes either.
+The same with those of all workers of a job: ``inspect_job``, ``verify_job``; ``export`` takes
+either.
 """
 
 from cpr_ext.wings.tools.maintenance.exporting import ExportedStore, ExportReport, export
@@ -9,13 +9,10 @@ from cpr_ext.wings.tools.maintenance.fetching import FetchReport, fetch
 from cpr_ext.wings.tools.maintenance.importing import ImportReport, import_checkpoint
 from cpr_ext.wings.tools.maintenance.inspection import StoreSummary, inspect
 from cpr_ext.wings.tools.maintenance.job_inspection import (
-    JobReport,
     JobSummary,
-    JobTable,
     JobVerifyReport,
     WorkerSummary,
     inspect_job,
-    repair_job,
     verify_job,
 )
 from cpr_ext.wings.tools.maintenance.repair import RepairReport, repair
@@ -28,9 +25,7 @@ __all__ = [
     "ExportedStore",
     "FetchReport",
     "ImportReport",
-    "JobReport",
     "JobSummary",
-    "JobTable",
     "JobVerifyReport",
     "RepairReport",
     "StoreSummary",
@@ -43,7 +38,6 @@ __all__ = [
     "inspect_job",
     "read_rows",
     "repair",
-    "repair_job",
     "verify",
     "verify_job",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
@@ -31,25 +30,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class PrecisionSummary:
-    """What the newest snapshot's segments keep in one precision.
-
-    Attributes:
-        kept_as: "exact", a precision such as "int8", or "row ids".
-        file_bytes: without padding.
-    """
-
-    kept_as: str
-    file_bytes: int
-
-
-@dataclass(frozen=True)
 class RowsSummary:
     """The live segments of rows; ``newest_step`` is that of the newest captured rows; -1: none."""
 
     segments: int
     file_bytes: int
-    base_bytes: int
     base_step: int
     newest_step: int
 
@@ -89,7 +74,6 @@ class StoreSummary:
     Attributes:
         points: recovery points, newest last; empty: no snapshot was committed as a whole.
         file_bytes: of all live segments, dense parts included.
-        precisions: what the newest snapshot's rows take, by precision.
         keys: of keyed tables.
     """
 
@@ -98,7 +82,6 @@ class StoreSummary:
     rows: RowsSummary
     tables: tuple[TableSummary, ...]
     file_bytes: int
-    precisions: tuple[PrecisionSummary, ...] = ()
     keys: tuple[KeysSummary, ...] = ()
 
 
@@ -127,7 +110,6 @@ def _inspect(reader: StoreReader) -> StoreSummary:
         rows=rows,
         tables=tuple(_summarise_table(reader, name) for name in reader.tables),
         file_bytes=rows.file_bytes + sum(point.dense_bytes for point in points),
-        precisions=_summarise_precisions(reader),
         keys=_summarise_keys(reader),
     )
 
@@ -166,23 +148,11 @@ def _summarise_keys(reader: StoreReader) -> tuple[KeysSummary, ...]:
     return tuple(found)
 
 
-def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
-    """Add up what is kept in each precision; nothing if a header is damaged."""
-    sizes: dict[str, int] = {}
-    if reader.manifest.dense:
-        with suppress(DamageError):
-            for segment in reader.open_at(reader.newest().snapshot):
-                for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
-                    sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
-    return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
-
-
 def _summarise_rows(records: tuple[SegmentRecord, ...]) -> RowsSummary:
     bases = [record for record in records if record.kind == "base"]
     return RowsSummary(
         segments=len(records),
         file_bytes=sum(record.file_bytes for record in records),
-        base_bytes=sum(record.file_bytes for record in bases),
         base_step=max((record.last_step for record in bases), default=-1),
         newest_step=max((record.last_step for record in records), default=-1),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,15 +75,7 @@ def newest(parts: Sequence[MemberPart]) -> MemberPart:
 
 def notes(parts: Sequence[MemberPart]) -> list[str]:
     """Return what is no fault, but must be known of the stores; one sentence each."""
-    found = []
-    steps: dict[int, list[int | str]] = {}
-    for part in parts:
-        steps.setdefault(part.position.step, []).append(part.member.worker)
-    if len(steps) > 1:
-        said = "; ".join(f"{step}: {_named(steps[step])}" for step in sorted(steps))
-        found.append(
-            f"the newest snapshots are of different steps ({said}), as partial recovery allows"
-        )
+    found = several_steps({part.member.worker: part.position.step for part in parts})
     source = newest(parts)
     for part in parts:
         if part is source or part.position.step != source.position.step:
@@ -99,6 +91,17 @@ def notes(parts: Sequence[MemberPart]) -> list[str]:
                 "right for buffers, such as those of batch norm; replicas of a parameter are equal"
             )
     return found
+
+
+def several_steps(step_of: Mapping[int | str, int]) -> list[str]:
+    """Return a note if the newest snapshots of workers are of different steps."""
+    steps: dict[int, list[int | str]] = {}
+    for worker, step in step_of.items():
+        steps.setdefault(step, []).append(worker)
+    if len(steps) < 2:
+        return []
+    said = "; ".join(f"{step}: {_named(steps[step])}" for step in sorted(steps))
+    return [f"the newest snapshots are of different steps ({said}), as partial recovery allows"]
 
 
 def step_of_all(members: Sequence[Member]) -> int | None:

@@ -10,20 +10,11 @@ from cpr_ext.wings.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("rowwise_adagrad", RowWiseAdagrad),
-        ("adagrad", torch.optim.Adagrad),
-        ("sgd", torch.optim.SGD),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_every_parameter_has_one_optimizer_and_moves(name, expected):
+def test_every_parameter_has_one_optimizer_and_moves():
     source = Synthetic((50, 20, 3), num_samples=1000)
     model = DLRM.from_preset(find_preset("tiny"), source)
-    tables, dense = build_optimizers(model, Hyperparameters(table_optimizer=name, table_lr=0.3))
-    assert type(tables) is expected
+    tables, dense = build_optimizers(model, Hyperparameters(table_lr=0.3))
+    assert type(tables) is RowWiseAdagrad
     assert tables.param_groups[0]["lr"] == 0.3
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
     batch = next(source.train_batches(256))
@@ -39,7 +30,6 @@ def test_every_parameter_has_one_optimizer_and_moves(name, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"table_optimizer": "adam"}, "'adam'; allowed: rowwise_adagrad, adagrad, sgd"),
         ({"table_lr": 0.0}, "table_lr is 0.0"),
         ({"dense_lr": float("nan")}, "dense_lr is nan"),
         ({"batch_size": 0}, "batch_size is 0"),

@@ -1,8 +1,5 @@
 """The picture and the table of a run."""
 
-import pytest
-
-from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.report.run_picture import _smooth, draw_runs
 
 RUN = {
@@ -21,8 +18,6 @@ def test_runs_become_a_png_of_a_readable_size(tmp_path):
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
     assert width >= 1000
     assert height >= 600
-    with pytest.raises(UsageError, match="no run"):
-        draw_runs({}, tmp_path / "run.png")
 
 
 def test_smoothing_looks_only_back():

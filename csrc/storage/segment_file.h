@@ -1,4 +1,5 @@
-// Writes one segment file: pieces at planned offsets, in any order; the header last. Until the
+// Writes and reads the pieces of a segment file; what is read is checked before anybody sees its
+// bytes. Written are pieces at planned offsets, in any order; the header last. Until the
 // header is there the file names nothing, and until the manifest names the file nobody reads it.
 #pragma once
 
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "storage/file.h"
 
 namespace cpr_ext {
@@ -60,6 +62,29 @@ class SegmentWriter {
   int creator_process_ = 0;  // 0: no file created
   bool ended_ = false;
   bool kept_ = false;
+};
+
+class SegmentReader {
+ public:
+  // Throws StorageError if the file cannot be opened.
+  SegmentReader(const std::string& path, bool direct_io);
+
+  // True if a failure to open says that there is no such regular file: that is damage of the store.
+  // Every other one says nothing about what was committed.
+  static bool is_missing(const StorageError& error);
+
+  // Reads the piece into `data` (page-aligned, piece.size_bytes long). Returns what is damaged
+  // about it (the file ends early), or an empty string. Throws StorageError if it could not be
+  // read: the system refused, or gave fewer bytes than the file has. From any thread.
+  std::string read(const Piece& piece, std::byte* data);
+
+  // Returns what is wrong with the bytes of a piece that were read, or an empty string.
+  static std::string check(const Piece& piece, uint32_t checksum, const std::byte* data);
+
+  int64_t file_bytes() const { return file_.size(); }
+
+ private:
+  File file_;
 };
 
 }  // namespace cpr_ext

@@ -1,10 +1,12 @@
-#include "testing/broken_calls.h"
+#include "testing/broken_uses.h"
+
+#include <cuda_runtime.h>
 
 #include <limits>
 #include <thread>
 
 #include "testing/emulated_device.h"
-#include "testing/emulated_pool.h"
+#include "testing/emulated_memory.h"
 
 namespace emulated_cuda {
 namespace {
@@ -30,9 +32,52 @@ cudaMemPool_t make_pool(bool keeps) {
   return pool;
 }
 
+void faultless_kernel() {
+  __syncthreads();
+  __shfl_sync(0xffffffffu, 1, 0);
+}
+
+void missed_barrier_kernel() {
+  if (threadIdx.x != 3) __syncthreads();
+  __shfl_sync(0xffffffffu, 1, 0);
+}
+
+void wrong_mask_kernel() {
+  if (threadIdx.x < 8) __shfl_sync(0xf0u, 1, 0);
+}
+
+void two_masks_kernel() { __shfl_sync(threadIdx.x < 8 ? 0xffu : 0xffffffffu, 1, 0); }
+
+constexpr int kThreads = 64;
+
+void sum_shared_kernel(bool clears, unsigned long long* sum) {
+  __shared__ unsigned parts[kThreads];
+  if (clears) parts[threadIdx.x] = 0;
+  parts[threadIdx.x] += 1;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (const unsigned part : parts) *sum += part;
+}
+
+void misread_sums_kernel(bool waits, unsigned long long* misread) {
+  __shared__ unsigned of_warps[kThreads / 32];
+  for (unsigned round = 1; round <= 2; ++round) {
+    const unsigned mine = __shfl_sync(0xffffffffu, round, 0);  // here a warp is held up
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (of_warps[0] + of_warps[1] != 2 * round) atomicAdd(misread, 1ull);
+    if (waits) __syncthreads();
+  }
+}
+
+void fill_kernel(uint32_t* elements, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) elements[i] = 1;
+}
+
 }  // namespace
 
-cudaError_t call_in_capture(const std::string& call) {
+int call_in_capture(const std::string& call) {
   (void)launch_empty(nullptr);
   cudaEvent_t event = nullptr;
   (void)cudaEventCreateWithFlags(&event, 0);
@@ -56,7 +101,7 @@ cudaError_t call_in_capture(const std::string& call) {
   return error == cudaSuccess && !is_whole ? cudaErrorInvalidValue : error;
 }
 
-cudaError_t relaxed_call_in_capture(const std::string& call) {
+int relaxed_call_in_capture(const std::string& call) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
   cudaStream_t other = nullptr;
@@ -78,7 +123,7 @@ cudaError_t relaxed_call_in_capture(const std::string& call) {
   return error;
 }
 
-cudaError_t wait_beside_capture(bool waits_beside) {
+int wait_beside_capture(bool waits_beside) {
   cudaEvent_t event = nullptr;
   (void)cudaEventCreateWithFlags(&event, 0);
   (void)cudaEventRecord(event, nullptr);
@@ -95,7 +140,7 @@ cudaError_t wait_beside_capture(bool waits_beside) {
   return error;
 }
 
-cudaError_t mix_devices(const std::string& fault) {
+int mix_devices(const std::string& fault) {
   set_num_devices(2);
   cudaStream_t stream = nullptr;
   cudaEvent_t event = nullptr;
@@ -113,7 +158,7 @@ cudaError_t mix_devices(const std::string& fault) {
   return error;
 }
 
-cudaError_t call_wrongly(const std::string& fault) {
+int call_wrongly(const std::string& fault) {
   const cudaMemPool_t pool = make_pool(true);
   void* data = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&data, 8, pool, nullptr);
@@ -127,7 +172,7 @@ cudaError_t call_wrongly(const std::string& fault) {
   return error;
 }
 
-cudaError_t see_host_memory(const std::string& fault) {
+int see_host_memory(const std::string& fault) {
   void *memory = nullptr, *seen = nullptr;
   (void)cudaHostAlloc(&memory, 16, fault == "portable" ? 0u : cudaHostAllocMapped);
   const int offset = fault == "inside" ? 1 : fault == "beside" ? 8 : 0;
@@ -167,6 +212,55 @@ uint32_t read_freed(bool frees_late, bool has_next) {
   (void)cudaStreamSynchronize(nullptr);
   (void)cudaMemPoolDestroy(pool);
   return found;
+}
+
+int overrun_memory(int64_t num_elements, int64_t num_more) {
+  const cudaMemPool_t pool = make_pool(false);
+  void* memory;
+  (void)cudaMallocFromPoolAsync(&memory, static_cast<size_t>(num_elements) * sizeof(uint32_t), pool,
+                                nullptr);
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x = static_cast<unsigned>((num_elements + num_more) / kThreads + 1);
+  config.blockDim.x = kThreads;
+  (void)cudaLaunchKernelEx(&config, fill_kernel, static_cast<uint32_t*>(memory),
+                           num_elements + num_more);
+  (void)cudaFreeAsync(memory, nullptr);
+  const cudaError_t error = cudaStreamSynchronize(nullptr);
+  repair();
+  (void)cudaMemPoolDestroy(pool);
+  return error;
+}
+
+uint64_t misread_sums(bool waits) {
+  unsigned long long misread = 0;
+  cudaLaunchConfig_t config = {};
+  config.blockDim.x = kThreads;
+  (void)cudaLaunchKernelEx(&config, misread_sums_kernel, waits, &misread);
+  (void)cudaStreamSynchronize(nullptr);
+  return misread;
+}
+
+uint64_t sum_shared(bool clears) {
+  unsigned long long sum = 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x = 2;
+  config.blockDim.x = kThreads;
+  (void)cudaLaunchKernelEx(&config, sum_shared_kernel, clears, &sum);
+  (void)cudaStreamSynchronize(nullptr);
+  return sum;
+}
+
+int run_broken_kernel(const std::string& fault) {
+  void (*kernel)() = faultless_kernel;
+  if (fault == "some threads miss a barrier") kernel = missed_barrier_kernel;
+  if (fault == "a lane is not in its mask") kernel = wrong_mask_kernel;
+  if (fault == "lanes disagree on the mask") kernel = two_masks_kernel;
+  cudaLaunchConfig_t config = {};
+  config.blockDim.x = 64;
+  (void)cudaLaunchKernelEx(&config, kernel);
+  const cudaError_t error = cudaStreamSynchronize(nullptr);
+  repair();
+  return error;
 }
 
 }  // namespace emulated_cuda
