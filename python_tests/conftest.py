@@ -11,6 +11,7 @@ skip of such a test a failure; ``emulated`` lets them run on what python_tests/e
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -112,6 +113,30 @@ def _no_process_group_is_left() -> Iterator[None]:
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
         pytest.fail("a test left its process group")
+
+
+class SmallDisk(type(Path())):  # type: ignore[misc]
+    """The path of a file system of 4 MB."""
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take all space but this, by a file ``filler``."""
+        free = os.statvfs(self)
+        with (self / "filler").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave_bytes)
+
+
+@pytest.fixture
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    disk = SmallDisk(tmp_path_factory.mktemp("disk"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(disk)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command")
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ class History:
     def rebuild(self, store):
         """A new worker with what the peer and the dense copies have."""
         step, own = self.step, self.job.own
-        kept = own.whole_copy(step), own.to_keep(step)
+        kept = own.shared_copy(step), own.to_keep(step)
         self.job.ckpt.wait()
         if store == self.store:
             self.job.end()

@@ -140,16 +140,17 @@ class DenseCapture:
         return self._with_unsaved(self._capture(self._optimizers, position))
 
     def restore_whole(self, part: DensePart, own: DensePart | None) -> None:
-        """Go back to ``part``; ``own``: what only this worker has, if ``part`` is another's.
+        """Go back to ``part``; ``own``: what only this worker has, if ``part`` is shared.
 
         Raises:
             StoreError: it is of another model; nothing was changed.
         """
         model, optimizers, tables = self._model, self._optimizers, self._tables
-        declared = self.declared
-        restore_dense(part, model, optimizers, tables, generators=own is None, declared=declared)
+        declared, all_of_them = self.declared, own is None
+        given = optimizers if all_of_them else shared_optimizers(optimizers, tables)
+        restore_dense(part, model, given, tables, generators=all_of_them, declared=declared)
         if own is not None:
-            restore_own_part(own, model, optimizers, tables, self.declared)
+            restore_own_part(own, model, optimizers, tables, declared)
 
     @staticmethod
     def position_of(part: DensePart) -> Position:

@@ -7,8 +7,10 @@ stands by until one is free. Its workers run up to ``Worker.from_environment()``
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -45,6 +47,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     HostError,
     RefusedError,
     UntrustedHostError,
+    own_name,
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
@@ -56,6 +59,8 @@ logger = logger_of("jobs")
 
 _PORT = 29400
 _JOIN_SECONDS = 600
+_TELL_SECONDS = 1.0
+_FAILURES = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 _SPARE_SECONDS = 5.0  # in which a worker recovers, and the start of the next spare takes no time
 
 
@@ -128,6 +133,7 @@ class CprRendezvous(RendezvousHandler):
         self._untrusted_since = 0.0
         self._has_lost_node = False  # and its workers have not ended yet
         self._memory_kills = _memory_kills()
+        _FAILURES.addFilter(self._hear_of_end)
 
     def _pass_on(self, parameters: RendezvousParameters) -> None:
         """Set what the workers read: torchrun gives them its own environment."""
@@ -186,6 +192,7 @@ class CprRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave; another agent may have this one's node."""
+        _FAILURES.removeFilter(self._hear_of_end)
         self._presence.end()
         return True
 
@@ -217,9 +224,6 @@ class CprRendezvous(RendezvousHandler):
 
     def _give_way(self) -> None:
         """Leave the node to another agent on this machine whose workers wait."""
-        kills, self._memory_kills = self._memory_kills, _memory_kills()
-        if kills != self._memory_kills:
-            logger.warning("the kernel has killed processes here for want of memory")
         host = HostConnection(self._place)
         with suppress(HostError, RefusedError):
             if host.ask("give way", agent=self._token)["is_given"]:
@@ -227,6 +231,22 @@ class CprRendezvous(RendezvousHandler):
                 self._node = None
                 time.sleep(_SPARE_SECONDS)
         host.close()
+
+    def _hear_of_end(self, record: logging.LogRecord) -> bool:
+        """Pass on to the rendezvous why a worker has ended, which torchrun logs and no more."""
+        said: Any = record.args
+        if not (str(record.msg).startswith("failed (exitcode: %s) local_rank: %s (pid") and said):
+            return True
+        kills, self._memory_kills = self._memory_kills, _memory_kills()
+        code, _, pid, *_ = said
+        reason = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        if code == -signal.SIGKILL and kills != self._memory_kills:
+            reason = "OOMKilled: by SIGKILL, as the kernel has killed a process here for memory"
+        host = HostConnection(self._place)
+        with suppress(HostError, RefusedError):
+            host.ask("ended", who=own_name(pid), reason=reason, limit_seconds=_TELL_SECONDS)
+        host.close()
+        return True
 
     def _hear(self, news: dict[str, Any]) -> None:
         if reason := news.get("over"):

@@ -7,6 +7,7 @@ table rows in memory; only the replacement reads rows from its store.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -381,7 +382,7 @@ class Worker:
             self._abort(job.group)  # the others must not continue without this worker
             job.model.zero_grad(set_to_none=True)
             self._lost = PeerLostError(
-                f"{type(error).__name__} in step {job.step} of worker {self.identity.rank}: {error}"
+                f"{type(error).__name__}: {error} (step {job.step} of worker {self.identity.rank})"
             )
             raise
 
@@ -512,6 +513,11 @@ class Worker:
 
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()
+        for rank, why in self._rendezvous.ended.items():
+            kind, _, more = why.partition(": ")
+            level = logging.INFO if kind == "left" else logging.WARNING
+            logger.log(level, "worker %d ended: %s", rank, more if kind == "_OTHER" else why)
+            job.checkpointer.metrics.deaths[rank, kind] += 1
         if self._rendezvous.is_same and self._in_step >= self._seconds:
             self._seconds *= _MORE_PATIENCE
             logger.warning(

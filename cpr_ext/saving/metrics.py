@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -112,6 +113,8 @@ class Metrics:
         remote_lag_seconds, remote_lag_bytes: how long the oldest state that is not in the remote
             store has waited, and what is to be sent of the newest.
         parity: of a worker with parity; None: it has none.
+        deaths: of a job's workers whose place another process took, by worker and why: a signal,
+            or the class of an error, for example (docs/distributed.md).
     """
 
     base_snapshots: int = 0
@@ -136,6 +139,7 @@ class Metrics:
     remote_lag_bytes: int = 0
     failures: list[str] = field(default_factory=list)
     parity: ParityMetrics | None = None
+    deaths: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     @property
     def share_of_row_updates_lost(self) -> float | None:

@@ -423,20 +423,36 @@ def own_part(
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, nn.Parameter)
     }
-    shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
-    values, saved = part.skeleton["model"], part.skeleton["optimizers"]
+    values = part.skeleton["model"]
     skeleton = {
-        **part.skeleton,
+        **_with_optimizers(part, optimizers, tables, are_shared=False),
         "model": {name: value for name, value in values.items() if name not in parameters},
-        "optimizers": [
-            tree
-            for optimizer, tree in zip(optimizers, saved, strict=True)
-            if id(optimizer) not in shared
-        ],
     }
     if own := declared.own_values(skeleton.pop("state", {})):
         skeleton["state"] = own
     return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
+
+
+def shared_part(
+    part: DensePart, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
+) -> DensePart:
+    """Return a captured dense part without the state of optimizers that update tables only."""
+    skeleton = _with_optimizers(part, optimizers, tables, are_shared=True)
+    return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
+
+
+def _with_optimizers(
+    part: DensePart,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+    *,
+    are_shared: bool,
+) -> dict[str, Any]:
+    """Return the skeleton with the trees of some of the optimizers."""
+    shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
+    pairs = zip(optimizers, part.skeleton["optimizers"], strict=True)
+    kept = [tree for optimizer, tree in pairs if (id(optimizer) in shared) == are_shared]
+    return {**part.skeleton, "optimizers": kept}
 
 
 def restore_own_part(

@@ -6,18 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from python_tests.distributed.cluster import ROOT, free_port
-from python_tests.distributed.journal import Settings, journal_of
+from python_tests.distributed.cluster import ROOT, Watched, free_port
+from python_tests.distributed.journal import Settings
 
 WORKER = Path(__file__).parent / "hosts/agent_worker.py"
-WAIT_SECONDS = 200  # far more than anything takes here; a job that hangs ends the test
 LAUNCH = [sys.executable, "-m", "cpr_ext.wings.cli", "launch"]
 
 
@@ -45,20 +41,21 @@ def running(text):
     return found
 
 
-class Started:
+class Started(Watched):
     """Processes of one job, each with a log, in a folder that its workers know."""
 
     def __init__(self, folder, **settings):
         folder.mkdir(exist_ok=True)
         known = {"recovery": "exact", "world_size": 2, "num_steps": 300, "step_seconds": 0.1}
         known["job"] = ("python_tests.distributed.hosts.fate_job", "FateJob")
-        options = {"mode": "exact", "model": "plain", "hands": [], "loop": "own"}
-        self.settings = Settings(str(folder), 0, **{**known, "options": options, **settings})
+        known |= {"digests": False, **settings}
+        options = {"group_size": known["world_size"], "model": "plain", "hands": [], "loop": "own"}
+        self.settings = Settings(str(folder), 0, **{"options": options, **known})
         (folder / "settings").write_text(json.dumps(asdict(self.settings)))
         path = os.pathsep.join(map(str, (metadata(folder), ROOT)))
         kept = {k: v for k, v in os.environ.items() if not k.startswith("CPR_")}
         self.environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self.folder, self.processes = folder, []
+        self.processes = []
 
     def run(self, *command):
         with self.log(len(self.processes)).open("w") as log:
@@ -75,19 +72,7 @@ class Started:
     def logs(self):
         return "\n".join(self.log(n).read_text()[-6000:] for n in range(len(self.processes)))
 
-    def wait_until(self, is_so):
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not (found := is_so()):
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.02)
-        return found
-
-    def events(self, rank, kind):
-        found = journal_of(self.settings, rank).read()
-        return [event for event in found if event["event"] == kind]
-
-    def lost(self, rank):
-        return [event["recovery"]["lost"] for event in self.events(rank, "recovered")]
+    diagnosis = logs
 
     def order(self, rank, what):
         """Have a worker obey as its next step begins; its process number, and its agent's."""
@@ -110,11 +95,6 @@ class Started:
         for process in self.processes:
             self.wait_until(lambda process=process: process.poll() is not None)
         return [process.returncode for process in self.processes]
-
-    def finals(self):
-        return [
-            torch.load(path, weights_only=False) for path in sorted(self.folder.glob("final-*.pt"))
-        ]
 
     def close(self):
         for process in self.processes:

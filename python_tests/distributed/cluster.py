@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from python_tests.distributed.journal import Settings, journal_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +62,46 @@ def free_port():
         return listener.getsockname()[1]
 
 
-class Cluster:
+class Watched:
+    """What is seen of a job, by its ``settings``."""
+
+    @property
+    def folder(self):
+        return Path(self.settings.directory)
+
+    @property
+    def ranks(self):
+        return range(self.settings.world_size)
+
+    def events(self, rank, kind=None):
+        found = journal_of(self.settings, rank).read()
+        return [event for event in found if kind in (None, event["event"])]
+
+    def recovered(self, rank):
+        return self.events(rank, "recovered")
+
+    def recoveries(self, rank=0):
+        """What each process of this rank was told, one after the other; the first is the start."""
+        return [event["recovery"] for event in self.recovered(rank)]
+
+    def lost(self, rank=0):
+        return [recovery["lost"] for recovery in self.recoveries(rank)]
+
+    def finals(self):
+        """What each worker's model held when the job was done."""
+        files = sorted(self.folder.glob("final-*.pt"))
+        return [torch.load(file, weights_only=False) for file in files]
+
+    def wait_until(self, condition, seconds=200):
+        """In far more time than anything takes here."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.diagnosis()
+            time.sleep(0.02)
+        return found
+
+
+class Cluster(Watched):
     """Workers of one job, and the process that hosts their rendezvous.
 
     Args:
@@ -73,8 +114,7 @@ class Cluster:
         directory.mkdir(parents=True, exist_ok=True)
         time_outs = {**QUICK, **settings.pop("time_outs", {})}
         self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
-        self.folder, self.stores = directory, directory / self.settings.stores
-        self.ranks = range(self.settings.world_size)
+        self.stores = directory / self.settings.stores
         self._nurseries = nurseries
         self._nursery_of, self.pids, self._lives = {}, {}, {}
         self.start_host(is_first=True)
@@ -165,20 +205,6 @@ class Cluster:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.02)
 
-    def events(self, rank, kind=None):
-        found = journal_of(self.settings, rank).read()
-        return [event for event in found if kind in (None, event["event"])]
-
-    def recovered(self, rank):
-        return self.events(rank, "recovered")
-
-    def recoveries(self, rank=0):
-        """What each process of this rank was told, one after the other; the first is the start."""
-        return [event["recovery"] for event in self.recovered(rank)]
-
-    def lost(self, rank=0):
-        return [recovery["lost"] for recovery in self.recoveries(rank)]
-
     def states(self):
         """By rank and step: rows, their state, replicas; a step that was trained again is the same.
 
@@ -190,13 +216,6 @@ class Cluster:
                 if "tables" in event:
                     known = (event["tables"], event["replicas"])
                     assert found.setdefault((rank, event["step"]), known) == known, event["step"]
-        return found
-
-    def wait_until(self, condition, seconds=100):
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, self.diagnosis()
-            time.sleep(0.02)
         return found
 
     def wait_for_step(self, step, *ranks):

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import cpr_ext
@@ -86,7 +85,8 @@ class Job:
 
     Moments of death: "saving", "committing", "reduced" and "leaving a child" of a step; "joining",
     "recovering", "rolling back"; "lagging" and "full disk" behind a step. ``Settings.options``: of
-    parity ``group_size``, ``parity_every``, ``encode_rate``, ``rebuild_rate``; and of the Worker.
+    parity ``group_size``, ``parity_hosts``, ``parity_every``, ``encode_rate``, ``rebuild_rate``;
+    those of the Worker; ``loop``: ``own``, by ``steps()`` and ``attempt()``.
     """
 
     def __init__(self, settings, rank, life):
@@ -95,7 +95,7 @@ class Job:
         self.journal = journal_of(settings, rank)
         deaths = settings.deaths.get(str(rank), [])
         self.death = deaths[life - 1] if life <= len(deaths) else [None, None]
-        self.job_tables, self.worker = [], None
+        self.job_tables, self.worker, self.metrics = [], None, None
 
     def watched(self, make, model, optimizers, directory, **options):
         """A checkpointer that this life's death is planned in."""
@@ -120,7 +120,10 @@ class Job:
             return report
 
         checkpointer.recover = recover
-        self.job_tables = checkpointer.tables
+        return self.noted(checkpointer)
+
+    def noted(self, checkpointer):
+        self.job_tables, self.metrics = checkpointer.tables, checkpointer.metrics
         return checkpointer
 
     def between_steps(self, job, step):
@@ -141,9 +144,9 @@ class Job:
         """What must be the same on all workers, by name."""
         return {}
 
-    def final_state(self, model):
-        """What is saved of the trained model, by name."""
-        return model.state_dict()
+    def final_state(self, job):
+        """What is saved of the trained job."""
+        return dict(job.model.state_dict())
 
     def observe(self, event):
         values, parity = {"step": event.step}, self.worker._parity
@@ -154,52 +157,58 @@ class Job:
             values["replicas"] = self.describe()
         if event.kind == "recovered":
             values["recovery"] = vars(self.worker.recoveries[-1])
+            values["epoch"] = self.worker._rendezvous.epoch
+            values["deaths"] = [[*who, times] for who, times in self.metrics.deaths.items()]
         self.journal.write(event.kind, **values)
         if event.kind == "joined":
             self.die_if("joining", 0)
 
-    def worker_options(self):
-        known = self.options
-        options = {n: known[n] for n in ("start_over", "check_every_steps") if n in known}
-        if "group_size" in known and self.settings.recovery in ("exact", "partial"):
-            options["parity"] = Parity(
-                group_size=known["group_size"],
-                every_steps=known.get("parity_every", 1),
-                encode_bytes_per_second=known.get("encode_rate"),
-                rebuild_bytes_per_second=known.get("rebuild_rate"),
-            )
-        return options
-
     def initialize(self, model):
         """Give rows that nothing else gives values their first ones."""
 
-    def run(self):
+    def make_worker(self):
         settings = self.settings
-        torch.set_num_threads(1)
         # From the settings: the processes that are forked have their parent's environment.
         address = settings.addresses.get(str(self.rank), "127.0.0.1")
         place = settings.world_size, settings.host, settings.port
-        self.journal.write("started", life=self.life)
-        self.worker = Worker(
-            Identity(self.rank, *place, address=address, secret=settings.secret),
-            Path(settings.directory) / settings.stores,
-            recovery=settings.recovery,
-            time_outs=TimeOuts(**settings.time_outs),
-            observe=self.observe,
-            **self.worker_options(),
-        )
-        job = self.worker.run(
-            self.build,
-            self.train_step,
-            num_steps=settings.num_steps,
-            make_checkpointer=self.make_checkpointer,
-            initialize=self.initialize,
-            from_store=self.options.get("from_store"),
-        )
-        if job is not None:
-            state = {name: value.numpy() for name, value in self.final_state(job.model).items()}
-            np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
+        identity = Identity(self.rank, *place, address=address, secret=settings.secret)
+        store = Path(settings.directory) / settings.stores
+        return Worker(identity, store, **worker_options(settings), observe=self.observe)
+
+    def run(self):
+        torch.set_num_threads(1)
+        self.journal.write("began", life=self.life, parent=os.getppid())
+        self.worker = self.make_worker()
+        options = {
+            "num_steps": self.settings.num_steps, "make_checkpointer": self.make_checkpointer,
+            "initialize": self.initialize, "from_store": self.options.get("from_store"),
+        }  # fmt: skip
+        if self.options.get("loop") != "own":
+            self.worker.run(self.build, self.train_step, **options)
+        else:
+            for step in self.worker.steps(self.build, **options):
+                with self.worker.attempt() as job:
+                    job.num_samples = self.train_step(job, step)
+        if (job := self.worker.job) is not None:
+            new = Path(self.settings.directory) / f"final-{self.rank}.new"
+            torch.save(self.final_state(job), new)
+            new.replace(new.with_suffix(".pt"))
         self.journal.write("ended", step=job.step if job else None)
+
+
+def worker_options(settings):
+    known = settings.options
+    options = {n: known[n] for n in ("start_over", "check_every_steps") if n in known}
+    if "group_size" in known and settings.recovery in ("exact", "partial"):
+        options["parity"] = Parity(
+            group_size=known["group_size"],
+            hosts=known.get("parity_hosts"),
+            every_steps=known.get("parity_every", 1),
+            encode_bytes_per_second=known.get("encode_rate"),
+            rebuild_bytes_per_second=known.get("rebuild_rate"),
+        )
+    time_outs = TimeOuts(**settings.time_outs)
+    return {"recovery": settings.recovery, "time_outs": time_outs, **options}
 
 
 def make_source(settings):

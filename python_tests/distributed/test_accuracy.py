@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,10 +21,9 @@ def auc_of(cluster):
     """Of the model that the workers hold together."""
     source = make_source(cluster.settings)
     model = DLRM.from_preset(find_preset("tiny"), source, seed=SEED)
-    parts = [np.load(cluster.folder / f"model-{rank}.npz") for rank in cluster.ranks]
-    state = {}
-    for name in parts[0].files:
-        values = [torch.from_numpy(part[name]) for part in parts]
+    parts, state = cluster.finals(), {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
         is_table = ".rows." in name
         state[name.replace(".rows.", ".")] = torch.cat(values) if is_table else values[0]
         assert is_table or all(torch.equal(value, values[0]) for value in values)

@@ -135,7 +135,7 @@ def evaluate(folder, port, rank):
 
 
 def without_tables(folder, port, rank):
-    """Only rank 0 has a table, of which rank 1 holds the parity."""
+    """Only rank 0 has a table, of which rank 1 holds the parity; rank 1 is killed."""
     life = Life(folder, port, rank, recovery="exact", parity=Parity(group_size=2))
 
     def build_own(group):
@@ -147,7 +147,13 @@ def without_tables(folder, port, rank):
 
     if rank == 1:
         life.options["make_checkpointer"] = partial(life.make, tables=[])
-    life.end(life.run(build=build_own))
+
+    def train_step(job, step):
+        if life.once(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train(job, step)
+
+    life.end(life.run(train_step, build=build_own))
 
 
 def differ(folder, port, rank, *given):
@@ -180,7 +186,7 @@ def run_both(nursery, function, folder, place, *arguments, dies=None):
         ("own_loop", (False,), None),
         ("twice", (), None),
         ("evaluate", (), None),
-        ("without_tables", (), None),
+        ("without_tables", (), 1),
     ],
 )
 def test_each_step_is_trained_once_whatever_happened_in_it(

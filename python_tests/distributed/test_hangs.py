@@ -142,7 +142,7 @@ def test_a_second_process_does_not_take_the_rank_of_a_worker_that_trains(make_cl
     cluster.start()
     cluster.wait_for_step(5)
     second = cluster.start_another(1, stores="another disk")
-    cluster.wait_until(lambda: len(cluster.events(1, "started")) == 2)
+    cluster.wait_until(lambda: len(cluster.events(1, "began")) == 2)
     time.sleep(0.5)  # until it is at the rendezvous
     cluster.kill(1, with_signal=signal.SIGSTOP)
     cluster.kill(0)

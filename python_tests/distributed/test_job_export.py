@@ -1,6 +1,5 @@
 """Real workers, killed on the way, and their job exported: equal to what they held in the end."""
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -8,12 +7,6 @@ from cpr_ext.wings.tools.maintenance import export, inspect_job, verify_job
 from python_tests.distributed.losses import mlp
 from python_tests.distributed.mlp_job import DIM, ROWS, Mlp
 from python_tests.helpers import assert_same
-
-
-def models_of(cluster):
-    """What each worker's model held when the job was done."""
-    files = [np.load(cluster.folder / f"model-{rank}.npz") for rank in cluster.ranks]
-    return [{name: torch.tensor(value) for name, value in file.items()} for file in files]
 
 
 def test_a_job_of_two_with_parts_and_wrappers_is_exported_as_the_gathered_model(
@@ -25,7 +18,7 @@ def test_a_job_of_two_with_parts_and_wrappers_is_exported_as_the_gathered_model(
     settings = {**mlp(num_steps=20), "recovery": "partial", "options": options}
     cluster = make_cluster(deaths=deaths, **settings)
     cluster.run()
-    models = models_of(cluster)
+    models = cluster.finals()
     assert verify_job(cluster.stores).is_sound
     report = export(cluster.stores, tmp_path / "out")
     assert (report.step, report.step_of_rows) == (20, 20)
@@ -63,7 +56,7 @@ def test_stores_of_row_shards_stand_at_the_steps_that_are_told_and_are_exported_
     assert report.step_of_rows == (report.step if is_one else None)
     cluster.start()
     cluster.finish()
-    models = models_of(cluster)
+    models = cluster.finals()
     report = export(stores, tmp_path / "end", rows_in_order=True)
     assert (report.step, report.step_of_rows) == (200, 200)
     tables = [name for name in models[0] if name.endswith(".rows.weight")]

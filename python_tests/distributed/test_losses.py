@@ -1,5 +1,7 @@
 """Losses, by job, recovery, who and when: what is lost, and what every step's bits are then."""
 
+import re
+
 import pytest
 
 from python_tests.distributed.losses import kill_at_random, long, mlp, require_nothing_lost
@@ -90,6 +92,8 @@ def evictions(expected):
 
 def require_true_metrics(cluster):
     """Protected while all train, and not while a worker is missing or rebuilt."""
+    said = r"worker 1 was rebuilt from its peers' memory: 40 rows in \d{1,2}\.\d s"
+    assert re.search(said, cluster.logs())
     for rank in cluster.ranks:
         seen = cluster.events(rank, "metrics")
         assert {e["protected"] for e in seen if e["at"] == "peer_lost"} <= {False}

@@ -36,7 +36,7 @@ def test_runs_at_one_rendezvous_train_and_their_stores_are_not_mixed(make_cluste
         assert [event["step"] for event in cluster.events(rank, "step")] == [1, 2, 3] * 2
     cluster.start(stores="second")  # this one is finished
     assert cluster.exit_codes(60) == {0: 0, 1: 0}
-    assert [event["event"] for event in cluster.events(0)[-2:]] == ["started", "ended"]
+    assert [event["event"] for event in cluster.events(0)[-2:]] == ["began", "ended"]
     cluster.start(0, stores="first", num_steps=6)
     cluster.start(1, stores="second", num_steps=6)
     assert cluster.exit_codes(60) == {0: 1, 1: 1}

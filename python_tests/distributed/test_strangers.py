@@ -51,7 +51,7 @@ class Watch(Started):
     def __init__(self, folder, prefix):
         settings = {"recovery": "partial", "step_seconds": 0.05, "num_steps": 2000}
         time_outs = {"collective_seconds": 10.0}
-        options = {"mode": "partial", "model": "plain", "hands": []}
+        options = {"model": "plain", "hands": []}
         super().__init__(folder, options=options, time_outs=time_outs, **settings)
         command = (*LAUNCH, "--nproc", 2, Path(__file__).with_name("watched_job.py"), folder)
         self.process = self.run(*prefix, *command)

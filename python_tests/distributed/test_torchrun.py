@@ -66,17 +66,26 @@ def host_of(agent):
     return None
 
 
-def test_a_spare_of_the_launcher_takes_the_place_of_a_killed_worker(tmp_path, undisturbed):
+def test_a_spare_of_the_launcher_takes_the_place_of_who_dies_and_each_death_says_why(
+    tmp_path, undisturbed
+):
     """Its predecessor's agent stands by."""
+    deaths = {
+        "kill": "SIGKILL", "raise": "ValueError: the test says so (step ", "_exit": "exit code 3",
+        "leave": "left: by SIGTERM or Worker.leave()",
+    }  # fmt: skip
     with closing(Started(tmp_path)) as job:
         job.run(*LAUNCH, "--nproc", 2, WORKER, tmp_path)
         job.wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 3)
         time.sleep(2)  # the rendezvous knows of all three
-        worker, _ = job.order(1, "wait")
-        os.kill(worker, signal.SIGKILL)
-        job.wait_until(lambda: job.lost(0) == [ALL, [1]])
-        first, second = (event["parent"] for event in job.events(1, "began"))
-        assert first != second
+        for number, (what, why) in enumerate(deaths.items(), 1):
+            job.order(1, what)
+            job.wait_until(lambda n=number: job.lost(0) == [ALL, *[[1]] * n])
+            assert f"worker 1 ended: {why}" in job.logs()
+        # On a busy machine the spare may not wait yet as the first one dies.
+        assert len({event["parent"] for event in job.events(1, "began")}) > 1
+        seen = job.events(0, "recovered")[-1]["deaths"]
+        assert seen == [[1, why.partition(":")[0], 1] for why in deaths.values()]
         job.hurry()
         assert job.codes() == [0], job.logs()
         assert_same(job.finals(), undisturbed)

@@ -33,11 +33,12 @@ class PlannedJob(Job):
         )  # fmt: skip
         return self.model, optimizers
 
-    def final_state(self, model):
-        return sharded_models.dense_of(model)
+    def final_state(self, job):
+        return sharded_models.dense_of(job.model)
 
     def describe(self):
-        return {name: [checksum(value)] for name, value in self.final_state(self.model).items()}
+        dense = sharded_models.dense_of(self.model)
+        return {name: [checksum(value)] for name, value in dense.items()}
 
     def make_checkpointer(self, model, optimizers, directory):
         return self.watched(make_checkpointer, model, optimizers, directory)

@@ -1,8 +1,6 @@
 """A really full disk: a file system of a few megabytes, filled up while training goes on."""
 
 import errno
-import os
-import subprocess
 import warnings
 
 import pytest
@@ -18,27 +16,6 @@ OPTIONS = {
     "lookups": 200,
     "schedule": cpr_ext.EverySteps(10**9),
 }
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A mounted tmpfs of 4 MB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(tmp_path)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command")
-    if done.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
-def fill(disk, leave_bytes=0):
-    """Take all space but ``leave_bytes``."""
-    free = os.statvfs(disk)
-    with (disk / "filler").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave_bytes)
 
 
 def begin(disk, **options):
@@ -64,7 +41,7 @@ def test_training_finishes_on_a_full_disk_and_nothing_committed_is_lost(small_di
     trained = begin(small_disk, priority=cpr_ext.AllRows())
     trained.train(5)
     assert save(trained)
-    fill(small_disk, left_bytes)
+    small_disk.fill(left_bytes)
     trained.train(5)
     assert not save(trained, "base")
     trained.train(5)  # training goes on
@@ -90,7 +67,7 @@ def test_history_gives_way_to_the_next_snapshot_if_that_is_allowed(small_disk, a
         assert save(trained, "base")
     trained.train(3)
     assert sum(r.kind == "base" for r in trained.store.manifest.rows) == 3
-    fill(small_disk, 100_000)  # the next base has no room, unless two old ones go
+    small_disk.fill(100_000)  # the next base has no room, unless two old ones go
     assert not save(trained, "base")
     assert save(trained, "base") is allowed
     bases = [r for r in trained.store.manifest.rows if r.kind == "base"]

@@ -27,7 +27,7 @@ from cpr_ext.distributed.collective.connections import (
     end_connecting,
 )
 from cpr_ext.distributed.identity.descriptors import allow_more
-from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
+from cpr_ext.distributed.rendezvous.round_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 

@@ -6,11 +6,11 @@ with it the same shards and store directory. The world size never changes.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import glob
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +34,14 @@ _ASK_SECONDS = 1.0  # from one question whether a holder is given up to the next
 
 def lock_holders(path: Path) -> list[int]:
     """Return the processes of this machine that hold a lock on ``path``, as far as we may see."""
-    with contextlib.suppress(OSError):
-        wanted = path.stat()
-        return sorted(pid for pid in _processes() if _holds(pid, (wanted.st_dev, wanted.st_ino)))
-    return []
+    found = set()
+    # Path.glob() fails at a process that ends meanwhile.
+    for descriptor in map(Path, glob.iglob("/proc/[0-9]*/fd/*")):  # noqa: PTH207
+        with suppress(OSError):  # closed by now
+            details = descriptor.parents[1] / "fdinfo" / descriptor.name
+            if os.path.samestat(descriptor.stat(), path.stat()) and "FLOCK" in details.read_text():
+                found.add(int(descriptor.parts[2]))
+    return sorted(found)
 
 
 def describe_holders(path: Path, taken_by: str) -> str:
@@ -53,26 +57,6 @@ def describe_holders(path: Path, taken_by: str) -> str:
     if holders:
         return f"is gone, but what it started still holds its lock: process {names}"
     return f"is perhaps still process {taken_by or 'unknown'}, which is not seen from this machine"
-
-
-def _processes() -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            yield int(entry.name)
-
-
-def _holds(pid: int, wanted: tuple[int, int]) -> bool:
-    with contextlib.suppress(OSError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed by now
-                found = descriptor.stat()
-                if (found.st_dev, found.st_ino) == wanted and _is_locked(pid, descriptor.name):
-                    return True
-    return False
-
-
-def _is_locked(pid: int, descriptor: str) -> bool:
-    return "FLOCK" in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +30,7 @@ from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, holders, hosts_by_count, part_held, place
-from cpr_ext.distributed.parity.protection import Protection, RebuildProgress
+from cpr_ext.distributed.parity.protection import Protection
 from cpr_ext.distributed.parity.protocol import Piece, Report, Soundness
 from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
 from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
@@ -254,7 +255,7 @@ class ParityMember:
         self._parity = parity
         self._metrics = ParityMetrics()
         self._protection = Protection(identity.rank, self._group, self._metrics)
-        self._progress = RebuildProgress(identity.rank, self._metrics)
+        self._own_rebuild = (0, 0.0)  # how many rows of this worker, and since when
         self._connections = GroupConnections(number, self._group, identity.rank)
         self._late = LateRows(self._group, identity.rank)
         self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
@@ -263,6 +264,7 @@ class ParityMember:
         self._serves = False  # lookups wait for missing rows while training
         self.values: dict[str, Any] = {}
         self.has_spoiled_rows = False
+        self._round: Round | None = None
 
     @property
     def is_protected(self) -> bool:
@@ -309,6 +311,7 @@ class ParityMember:
             WorkersDifferError: its rows are cut otherwise than before.
         """
         self.stop()
+        self._round = this_round
         self._protection.note_machines(machines)
         self._protection.end_until_encoded()
         inner = self._connections.connect(this_round)
@@ -321,7 +324,7 @@ class ParityMember:
         self._keep_alive_seconds = this_round.time_out.total_seconds() / 4
         self._codec = GroupCodec(
             *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
-            *(self._own, self._held, self._progress.note),
+            *(self._own, self._held, self._metrics.note_rebuilt),
         )
         self._own.rest_seconds = self._bytes_to_encode(self._group) / self._rate_again
         words = self._codec.parity_words(self._rank)
@@ -377,14 +380,14 @@ class ParityMember:
                 self._require_no_obstacle()
             if step.lost:
                 has_it = self._rank == step.source
-                whole = share(self._own.whole_copy(step.state) if has_it else None)
+                whole = share(self._own.shared_copy(step.state) if has_it else None)
             if not takes_part:
                 return 0
             self.has_spoiled_rows = is_lost
             rows = sum(table.num_embeddings for table in self._own.tables) if is_lost else 0
             to_decode = protocol.to_decode(step.lost, self._group)
             words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
-            self._progress.begin(8 * words + self._bytes_to_encode(step.lacking), rows)
+            self._begin_rebuild(8 * words + self._bytes_to_encode(step.lacking), rows)
             for lost in dict.fromkeys(lost for lost, _ in to_decode):
                 self._rebuild(lost, step, whole)
         self.has_spoiled_rows = is_lost and bool(self._later)
@@ -415,7 +418,7 @@ class ParityMember:
             self._held.forget()
             self._obstacle = ""
             self._own.begin(state, values)
-            self._progress.begin(self._bytes_to_encode(step.lacking))
+            self._begin_rebuild(self._bytes_to_encode(step.lacking))
         parity, codec = self._parity, self._codec
         rate = parity.rebuild_bytes_per_second if self._later else parity.encode_bytes_per_second
         lacking = [rank for rank in self._group if rank in step.lacking]
@@ -480,7 +483,10 @@ class ParityMember:
         self._connections.release()
 
     def interrupt(self, of_round: Round) -> None:
-        """Close the connections of a round; called from any thread."""
+        """Close the connections of a round, and end what waits for it; called from any thread."""
+        sender = self._late.sender
+        if sender is not None and self._round is of_round:
+            sender.end_waits()
         self._connections.interrupt(of_round)
 
     @property
@@ -492,7 +498,7 @@ class ParityMember:
         self._protection.end_for(self._held.obstacle)
         self._begin_held(state)
         self._own.wants_encoding = False
-        self._progress.begin(self._bytes_to_encode(self._group))
+        self._begin_rebuild(self._bytes_to_encode(self._group))
         pieces = [*map(self._codec.to_encode, self._group)]
         return BackgroundEncoding(self._codec, pieces, self._rate_again, self._note_encoded)
 
@@ -516,9 +522,21 @@ class ParityMember:
         if not (self._own.obstacle or self._held.obstacle):
             self._protection.begin()
 
+    def _begin_rebuild(self, num_bytes: int, own_rows: int = 0) -> None:
+        self._metrics.begin_rebuild(num_bytes)
+        self._own_rebuild = own_rows, time.perf_counter()
+
     def _say_protection(self, step: int) -> None:
-        if self._protection.say(step, self._held.words.nbytes):
-            self._progress.end()
+        if not self._protection.say(step, self._held.words.nbytes):
+            return
+        self._metrics.end_rebuild()
+        rows, begun = self._own_rebuild
+        if rows:
+            logger.info(
+                "worker %d was rebuilt from its peers' memory: %d rows in %.1f s; its parity group "
+                "is protected again",
+                *(self._rank, rows, time.perf_counter() - begun),
+            )
 
     def _bytes_to_encode(self, lacking: Sequence[int]) -> int:
         return 8 * sum(self._codec.parity_words(rank) for rank in self._group if rank in lacking)

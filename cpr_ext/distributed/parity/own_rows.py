@@ -21,7 +21,7 @@ from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.runtime.cuda import device_of
-from cpr_ext.state.dense_state import DensePart, own_part
+from cpr_ext.state.dense_state import DensePart, own_part, shared_part
 from cpr_ext.state.slot_keys import is_key_array, require_same_form
 from cpr_ext.state.table import Table
 
@@ -436,9 +436,9 @@ class OwnRows:
         begin, end = self.bounds[part : part + 2]
         return torch.from_numpy(self._deltas[step].pack(begin, end))
 
-    def whole_copy(self, state: int) -> DensePart:
-        """Return the dense state of ``state``."""
-        return self._copies[state]
+    def shared_copy(self, state: int) -> DensePart:
+        """Return the part of the dense state of ``state`` that all workers have alike."""
+        return shared_part(self._copies[state], self._checkpointer.optimizers, self.tables)
 
     def own_copy(self, state: int) -> DensePart:
         """Return the part of it that no other worker has."""

@@ -118,14 +118,18 @@ class Sender:
             self._wait_while(lambda: self._request is request and self._lost == self._rank)
             self._request = None
 
+    def end_waits(self) -> None:
+        """Have all that waits for this sender end: the round is over, whatever gloo waits for."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """End the thread; nothing is applied any more when this returns.
 
         A thread that waits for a member ends when that one leaves, too.
         """
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
+        self.end_waits()
         self._release()
         self._thread.join(_JOIN_SECONDS)
 

@@ -24,7 +24,6 @@ from cpr_ext.distributed.rendezvous.meeting import (
     FIND_SECONDS,
     Claim,
     MeetingError,
-    SupersededError,
     UnknownRoundError,
 )
 from cpr_ext.distributed.rendezvous.nodes import Agent
@@ -184,8 +183,7 @@ class Host:
                 try:
                     answer = await self._answer(request, visit)
                 except MeetingError as error:
-                    is_replaced = isinstance(error, SupersededError)
-                    answer = {"error": str(error), "is_replaced": is_replaced}
+                    answer = {"error": str(error)}
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
@@ -212,8 +210,6 @@ class Host:
     async def _answer(self, request: dict[str, Any], visit: int) -> dict[str, Any]:
         job = self._jobs[str(request["job"])]
         what = request["ask"]
-        if what == "read":
-            return {"text": job.values.read(request["key"])}
         if what == "write":
             job.values.write(str(request["key"]), str(request["text"]))
             return {}
@@ -245,11 +241,16 @@ class Host:
             await job.wake()
             return {}
         if what == "failed":
+            job.note_end(str(request["who"]), str(request["reason"]))
             return {"times": job.count_failure(int(request["rank"]), str(request["reason"]))}
+        if what == "ended":
+            job.note_end(str(request["who"]), str(request["reason"]))
+            return {}
         if what == "give way":
             return {"is_given": await job.hand_on(str(request["agent"]))}
         if what == "bye":
-            job.meeting.say_bye(str(request["member"]))
+            who = job.meeting.say_bye(str(request["member"]))
+            job.note_end(who, "left: by SIGTERM or Worker.leave()")
             job.note_must_not_be_lost(str(request["member"]))
             return {}
         if what == "take over":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import select
 import socket
@@ -33,10 +34,6 @@ class UntrustedHostError(HostError):
 
 class RefusedError(Exception):
     """The host understood, and says why it does not do it."""
-
-
-class ReplacedError(RefusedError):
-    """Another process has this worker's rank."""
 
 
 class _ClosedError(ConnectionError):
@@ -103,7 +100,7 @@ class HostConnection:
                 self._close()  # the next answer would be this question's
                 raise
         if "error" in answer:
-            raise (ReplacedError if answer.get("is_replaced") else RefusedError)(answer["error"])
+            raise RefusedError(answer["error"])
         return dict(answer)
 
     def close(self) -> None:
@@ -188,6 +185,11 @@ class HostConnection:
         if connected is not None:
             descriptors.release(connected.fileno())
             connected.close()
+
+
+def own_name(pid: int | None = None) -> str:
+    """Return what a person calls this process, or another one of this machine."""
+    return f"process {pid or os.getpid()} on {socket.gethostname()}"
 
 
 def place_of(identity: Identity) -> str:

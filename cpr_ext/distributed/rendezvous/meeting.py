@@ -45,6 +45,7 @@ class Meeting:
         epoch: of the newest round that was completed here, or that a process showed.
         roster: its members, by rank.
         places: of these, by rank.
+        left: by rank, who had a place in the round before, and has it no more; empty: not known.
     """
 
     def __init__(self, knows_all_from: float = float("-inf")) -> None:
@@ -53,6 +54,7 @@ class Meeting:
         self.epoch = 0
         self.roster: tuple[str, ...] = ()
         self.places: tuple[str, ...] = ()
+        self.left: dict[int, str] = {}
         self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
         self._waiters = Waiters()
         self._visits: dict[int, str] = {}  # members by connection
@@ -155,14 +157,19 @@ class Meeting:
         is_unheard = bool(holder) and holder not in self._known
         return is_unheard and not self._is_holder(claim) and self._is_gone(holder, now)
 
-    def say_bye(self, member: str) -> None:
-        """Note that a process is about to leave of its own will."""
+    def say_bye(self, member: str) -> str:
+        """Note that a process is about to leave of its own will; returns who it is."""
         for visit in self._visits_of.get(member, ()):
             self._disconnect(visit)
+        return self._known.get(member, "")
 
     def lost_of(self, visit: int) -> int:
         """Return the epoch of the newest round if this connection is of a member of it, else 0."""
         return self.epoch if self._visits.get(visit, "") in self.roster else 0
+
+    def who(self, visit: int) -> str:
+        """Return who has this connection; empty: no member, or none of a round."""
+        return self._known.get(self._visits.get(visit, ""), "")
 
     def is_last(self, visit: int) -> bool:
         """Return whether its process has no other connection than this one."""
@@ -253,7 +260,9 @@ class Meeting:
             return
         claims = [self._waiters[seated[rank]].claim for rank in range(world_size)]
         self.epoch = max(self.epoch, *(claim.seen for claim in claims)) + 1
-        self.roster = tuple(claim.member for claim in claims)
+        before, self.roster = self.roster, tuple(claim.member for claim in claims)
+        pairs = enumerate(zip(before, self.roster, strict=False))
+        self.left = {rank: self._known.get(old, "") for rank, (old, new) in pairs if old != new}
         self.places = tuple(claim.place for claim in claims)
         self._given_away.clear()
         self.round_id = secrets.token_hex(8)

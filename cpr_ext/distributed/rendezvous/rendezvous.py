@@ -7,9 +7,7 @@ secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not ne
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import threading
 import time
 import uuid
@@ -22,18 +20,18 @@ from torch._C._distributed_c10d import Store
 from cpr_ext.distributed.identity.run_note import RunNote
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import wire
-from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
     UNTRUSTED_SECONDS,
     HostConnection,
     HostError,
     RefusedError,
     UntrustedHostError,
+    own_name,
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
 from cpr_ext.distributed.rendezvous.reach import Beacon, Probing
-from cpr_ext.distributed.rendezvous.round_store import RoundStore
+from cpr_ext.distributed.rendezvous.round_store import RoundStore, named
 from cpr_ext.errors import RendezvousError
 from cpr_ext.runtime.log_text import logger_of
 
@@ -67,6 +65,8 @@ class Rendezvous:
         machines: of the workers of the newest round, by rank, as addresses.
         is_same: the newest round has the processes of the one before.
         waited_for: the workers that were there last, if any was waited for.
+        ended: by rank, why processes ended that were in the round before, and not in the newest.
+            First a word, such as a signal or the class of an error, and after a colon more of it.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -80,13 +80,13 @@ class Rendezvous:
         self.machines: tuple[str, ...] = ()
         self.is_same = False
         self.waited_for = ""
+        self.ended: dict[int, str] = {}
         self.is_leaving: Callable[[], bool] = lambda: False
         self._beacon = None if address is None else Beacon(address)
         self._places: dict[str, str] = {}  # of the members of that round, but this one
         self._unreachable: tuple[str, ...] = ()
         self._time_outs = time_outs
         self._host = HostConnection(identity)
-        self._notes = Notes(self._host)
         self.member = secrets.token_hex(8)
         # Of the newest round that this process was in.
         self._epoch, self._roster = 0, tuple[str, ...]()
@@ -196,22 +196,21 @@ class Rendezvous:
     def count_failure(self, reason: str) -> int:
         """Return how many processes of this rank, one after the other, ended by this error."""
         with suppress(HostError, RefusedError):
-            rank = self._identity.rank
-            answer = self._host.ask("failed", rank=rank, reason=reason, limit_seconds=_BYE_SECONDS)
-            return int(answer["times"])
+            told = {"rank": self._identity.rank, "who": own_name(), "reason": reason}
+            return int(self._host.ask("failed", **told, limit_seconds=_BYE_SECONDS)["times"])
         return 1
 
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
         try:
-            self._notes.write(key, "1")
+            self._host.ask("write", key=key, text="1")
         except HostError as error:
             logger.warning("could not note %r: %s", key, error)
 
     def all_noted(self, keys: list[str]) -> bool:
         """Return whether all these notes were left; False if the host does not answer."""
         try:
-            return bool(keys) and self._notes.has(keys)
+            return bool(keys) and bool(self._host.ask("has", **named(keys))["are_there"])
         except HostError:
             return False
 
@@ -228,7 +227,8 @@ class Rendezvous:
             try:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
-                    roster, places_by_rank = wire.unpack(answer["members"])
+                    roster, places_by_rank, ended = wire.unpack(answer["members"])
+                    self.ended = dict(ended)
                     self.is_same = self._roster == tuple(roster)
                     self.waited_for = "" if missing == _NO_ANSWER else missing
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
@@ -289,7 +289,7 @@ class Rendezvous:
             "roster": self._roster if shows_roster else (),
             "run": "" if self.run is None else self.run.run,
             "seen": 0 if self.run is None else self.run.epoch,
-            "who": f"process {os.getpid()} on {socket.gethostname()}",
+            "who": own_name(),
             "place": "" if self._beacon is None else self._beacon.place,
             "unreachable": self._unreachable,
         }

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import atexit
 import base64
+import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from cpr_ext.distributed.rendezvous import wire
-from cpr_ext.distributed.rendezvous.coordination_store import named, wait_for_left_behind
 from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
     RefusedError,
 )
 
+Answer = TypeVar("Answer")
+_LOOK_SECONDS = 0.05
+_asking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _TIME_OUT = timedelta(seconds=60)
 _PATIENCE_SECONDS = 2.0  # at the interpreter's end
 _SLICE_SECONDS = 2.0  # of a long wait, so that a host that died is noticed
@@ -106,6 +109,49 @@ class RoundStore(Store):
             raise dist.DistStoreError(str(error)) from error
 
 
+def named(keys: Sequence[str]) -> dict[str, Any]:
+    """Return what a request names ``keys`` by: the folder of all is said once."""
+    prefix = keys[0][: keys[0].rfind("/") + 1] if keys else ""
+    if not all(key.startswith(prefix) for key in keys):
+        prefix = ""
+    return {"prefix": prefix, "keys": [key[len(prefix) :] for key in keys]}
+
+
+def call_with_timeout(
+    seconds: float, who: str, call: Callable[[], Answer], until: threading.Event | None = None
+) -> Answer:
+    """Return or raise what ``call`` does; abandon its thread if it takes longer.
+
+    Args:
+        until: once it is set nobody needs the answer.
+
+    Raises:
+        dist.DistNetworkError: it took longer; says ``who`` does not answer.
+    """
+    answers: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="cpr_ext-asks", daemon=True)
+    _asking.add(thread)
+    thread.start()
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+        if until is not None and until.is_set():
+            break
+        thread.join(left if until is None else min(left, _LOOK_SECONDS))
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise dist.DistNetworkError(f"{who} does not answer")
+    return answers[0]
+
+
 def _describe(answer: dict[str, Any], prefix_size: int, number: int) -> str:
     missing = [str(key)[prefix_size:] for key in answer["missing"]]
     more = int(answer["num_missing"]) - len(missing)
@@ -128,4 +174,5 @@ _stores: weakref.WeakSet[RoundStore] = weakref.WeakSet()
 def _end_waits() -> None:
     for store in list(_stores):
         store._host.interrupt()
-    wait_for_left_behind(_PATIENCE_SECONDS)
+    for thread in list(_asking):  # that a call has abandoned
+        thread.join(_PATIENCE_SECONDS)

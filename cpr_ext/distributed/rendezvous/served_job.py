@@ -12,10 +12,12 @@ from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.meeting import Meeting
 from cpr_ext.distributed.rendezvous.nodes import Nodes
 
+_UNKNOWN = "_OTHER: its process is gone without a word"
 _MISSING_SECONDS = 0.25  # between two looks for who is missing
 
 
 MOST_NAMED = 8
+_MOST_CHARACTERS = 200  # of why a process has ended
 Keys = tuple[str, ...]
 
 
@@ -44,10 +46,6 @@ class Values:
             gathering.missing.discard(key)
             if not gathering.missing:
                 gathering.is_over.set()
-
-    def read(self, key: str) -> str | None:
-        """Return a text; None if there is none."""
-        return self._texts.get(key)
 
     def has(self, keys: Iterable[str]) -> bool:
         """Return whether all these texts are there."""
@@ -117,6 +115,8 @@ class ServedJob:
         self._missing_from = float("-inf")
         self._may_be_lost: set[str] = set()  # members of the newest round
         self._failures: dict[int, tuple[str, int]] = {}  # by rank: the newest, how often in a row
+        # Of processes that ended since the newest round, why: a kind, and after a colon more of it.
+        self._ends: dict[str, str] = {}
 
     def tell_of_end(self, visit: int, *, is_silent: bool = False) -> None:
         """Say to the others that the process of this connection has ended, if it is of a round.
@@ -124,6 +124,8 @@ class ServedJob:
         Args:
             is_silent: its kernel has not closed its connections, so that no peer notices.
         """
+        if is_silent:
+            self.note_end(self.meeting.who(visit), "timeout: nothing is heard of its machine")
         has_arrived = self.listeners.pop(visit, None) is not None
         if has_arrived or self.meeting.is_last(visit):
             self.tell_of_loss(self.meeting.lost_of(visit), is_silent=is_silent)
@@ -153,6 +155,11 @@ class ServedJob:
         for visit in self.nodes.end():
             if reason and (say := self.listeners.get(visit)) is not None:
                 say({"over": reason})
+
+    def note_end(self, who: str, reason: str) -> None:
+        """Note why a process ends, or has ended: the first who says it knows it best."""
+        lines = reason.splitlines() or [""]
+        self._ends.setdefault(who, lines[0][:_MOST_CHARACTERS])
 
     def count_failure(self, rank: int, reason: str) -> int:
         """Return how many processes of a rank, one after the other, ended by this error."""
@@ -209,10 +216,13 @@ class ServedJob:
             self.changed.notify_all()
 
     def members(self) -> str:
-        """Return who is in the newest round and where, packed once for all."""
+        """Return who is in the newest round and where, and why who left; packed once for all."""
         meeting = self.meeting
         if self._members[0] != meeting.round_id:
-            self._members = (meeting.round_id, wire.pack([meeting.roster, meeting.places]))
+            ends = [(rank, self._ends.get(who, _UNKNOWN)) for rank, who in meeting.left.items()]
+            packed = wire.pack([meeting.roster, meeting.places, ends])
+            self._members = (meeting.round_id, packed)
+            self._ends.clear()
         return self._members[1]
 
     def missing(self, now: float) -> tuple[int, list[int]]:
@@ -229,6 +239,7 @@ class ServedJob:
         yield
         if self.meeting.round_id != before:
             self._may_be_lost.clear()
+            self.members()
             kept = f"round/{self.meeting.round_id}/"
             self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))
             await self.wake()

@@ -24,7 +24,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
 )
 from cpr_ext.errors import RendezvousError
 
-_ASK_SECONDS = 20.0
+_ASK_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cpr_ext.distributed import Worker
-from python_tests.distributed.hosts.fate_job import worker_options
+from python_tests.distributed.job import worker_options
 from python_tests.distributed.journal import Settings
 
 
@@ -18,16 +18,14 @@ class _StartedByAgent:
     """A mixin of the job."""
 
     def __init__(self, settings):
-        self.settings = settings
         Path(settings.directory, f"ready-{os.getpid()}").touch()  # takes its rank, or stands by
         store = Path(settings.directory) / settings.stores
-        self.worker = Worker.from_environment(
-            store, **worker_options(settings), observe=self.observe
-        )
-        super().__init__(settings, self.worker.identity.rank, life=1)
+        options = {**worker_options(settings), "observe": self.observe}
+        self._made = Worker.from_environment(store, **options)
+        super().__init__(settings, self._made.identity.rank, life=1)
 
     def make_worker(self):
-        return self.worker
+        return self._made
 
 
 def main(folder):
@@ -38,7 +36,7 @@ def main(folder):
     module, name = settings.job
     job = getattr(importlib.import_module(module), name)
     job = type("Job", (_StartedByAgent, job), {})(settings)
-    identity = job.worker.identity
+    identity = job.make_worker().identity
     said = identity.rank, identity.world_size
     assert tuple(int(os.environ[n]) for n in ("RANK", "WORLD_SIZE")) == said
     assert "CPR_JOB_SECRET" not in os.environ

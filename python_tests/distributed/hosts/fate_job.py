@@ -1,7 +1,6 @@
 """A job whose rows say which steps they had: the fate of every sample, on every worker.
 
-``Settings.options``: ``mode`` (see ``MODES``), ``model`` (see ``JOBS``), ``loop``
-(``run`` or ``own``, by ``steps()`` and ``attempt()``), and ``hands``:
+``Settings.options``: ``model`` (see ``JOBS``), and ``hands``:
 [[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
 """
 
@@ -16,15 +15,14 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.distributed import Identity, Parity, TimeOuts, Worker
-from python_tests.distributed.journal import journal_of
+from python_tests.distributed.job import Job
 
 ROWS, DIM, BATCH = 400, 8, 16
-MODES = {
+MODES = {  # the recovery, and options of parity
     "partial": ("partial", None),
     "full": ("full", None),
     "exact": ("exact", {}),
-    "exact, rebuilt during training": ("exact", {"rebuild_bytes_per_second": 200_000}),
+    "exact, rebuilt during training": ("exact", {"rebuild_rate": 200_000}),
     "partial with parity": ("partial", {}),
 }
 POINTS = ("begin", "forward", "reduced", "end")
@@ -58,10 +56,9 @@ class Head(nn.Module):
         return self.layers(values)
 
 
-class FateJob:
+class FateJob(Job):
     def __init__(self, settings, rank, life):
-        self.settings, self.rank = settings, rank
-        self.journal = journal_of(settings, rank)
+        super().__init__(settings, rank, life)
         self.command = Path(settings.directory) / f"command-{rank}"
 
     def build(self, group):
@@ -91,7 +88,7 @@ class FateJob:
         if self.settings.recovery == "full":
             options["priority"] = cpr_ext.AllRows()
             options["schedule"] = cpr_ext.EverySteps(10, when_busy="wait")
-        return self.checkpointer(model, optimizers, directory, **options)
+        return self.noted(self.checkpointer(model, optimizers, directory, **options))
 
     def train_step(self, job, step):
         if not (self.command.parent / "hurry").exists():
@@ -157,45 +154,6 @@ class FateJob:
             ctypes.string_at(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def observe(self, event):
-        if event.kind == "recovered":
-            epoch, last = self.worker._rendezvous.epoch, self.worker.recoveries[-1]
-            self.journal.write("recovered", step=event.step, epoch=epoch, recovery=vars(last))
-        else:
-            self.journal.write(event.kind, step=event.step)
-
-    def make_worker(self):
-        settings = self.settings
-        address = settings.addresses.get(str(self.rank), "127.0.0.1")
-        place = settings.host, settings.port
-        identity = Identity(
-            self.rank, settings.world_size, *place, address=address, secret=settings.secret
-        )
-        return Worker(
-            identity, Path(settings.directory) / settings.stores, **worker_options(settings),
-            observe=self.observe,
-        )  # fmt: skip
-
-    def run(self):
-        settings = self.settings
-        torch.set_num_threads(1)
-        self.worker = self.make_worker()
-        self.journal.write("began", parent=os.getppid())
-        options = {
-            "num_steps": settings.num_steps, "make_checkpointer": self.make_checkpointer,
-        }  # fmt: skip
-        if settings.options.get("loop", "run") == "run":
-            self.worker.run(self.build, self.train_step, **options)
-        else:
-            for step in self.worker.steps(self.build, **options):
-                with self.worker.attempt() as job:
-                    job.num_samples = self.train_step(job, step)
-        if (job := self.worker.job) is not None:
-            new = Path(settings.directory) / f"final-{self.rank}.new"
-            torch.save(self.final_state(job), new)
-            new.replace(new.with_suffix(".pt"))
-        self.journal.write("ended", step=job.step if job else None)
-
     def final_state(self, job):
         """All that must end in the same bits."""
         return {
@@ -204,13 +162,3 @@ class FateJob:
             "optimizers": [optimizer.state_dict()["state"] for optimizer in job.optimizers],
             "generator": torch.get_rng_state(),
         }
-
-
-def worker_options(settings):
-    recovery, parity = MODES[settings.options["mode"]]
-    if parity is not None:
-        more = settings.options.get("parity", {})
-        parity = Parity(**{"group_size": settings.world_size, **parity, **more})
-    return {
-        "recovery": recovery, "parity": parity, "time_outs": TimeOuts(**settings.time_outs),
-    }  # fmt: skip

@@ -38,7 +38,7 @@ class ManyTrial(Trial):
             "num_steps": STEPS, "step_seconds": step_seconds,
             "addresses": {str(r): self.network.address(n) for r, n in enumerate(nodes)},
         }  # fmt: skip
-        self.settings["options"]["parity"] = {"group_size": GROUP, "hosts": nodes}
+        self.settings["options"] |= {"group_size": GROUP, "parity_hosts": nodes}
 
     def make_cluster(self):
         *nurseries, meeting = self.nurseries

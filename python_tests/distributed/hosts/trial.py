@@ -8,8 +8,6 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from cpr_ext.runtime.termination import EXIT_CODE
 from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.hosts.fate_job import JOBS, MODES
@@ -70,10 +68,14 @@ class Trial:
         self.counts = {}
         self.seconds = []
         self.loop = self.chance.choice(["run", "own"])
-        options = {"mode": self.mode, "model": model, "hands": self.hands, "loop": self.loop}
+        recovery, parity = MODES[self.mode]
+        options = {"model": model, "hands": self.hands, "loop": self.loop}
+        if parity is not None:
+            options |= {"group_size": self.world_size, **parity}
         self.settings = {
             "job": JOBS[model], "world_size": self.world_size, "num_steps": NUM_STEPS,
-            "step_seconds": STEP_SECONDS, "recovery": MODES[self.mode][0], "options": options,
+            "step_seconds": STEP_SECONDS, "recovery": recovery, "options": options,
+            "digests": False,
             "host": self.network.address(len(self.nurseries) - 1), "time_outs": TIME_OUTS,
             "addresses": {str(r): self.network.address(r) for r in range(self.world_size)},
         }  # fmt: skip
@@ -113,10 +115,10 @@ class Trial:
         return violations(self, right)
 
     def final(self, rank):
-        return torch.load(self.folder / f"final-{rank}.pt", weights_only=False)
+        return self.finals()[rank]
 
     def finals(self):
-        return [self.final(rank) for rank in range(self.world_size)]
+        return self.cluster.finals()
 
     def another_host(self, rank):
         others = [host for host in range(self.world_size) if host != self.host_of[rank]]

@@ -8,7 +8,6 @@ from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.wings.tools.maintenance import inspect
-from python_tests.distributed.parity.members import holding
 from python_tests.keyed_job import SLOTS, KeyedJob
 
 STEPS = 30  # after which ids have been evicted
@@ -80,49 +79,6 @@ def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(tmp_path, str
     tear(trainer)
     trainer.own.abandon_step()
     assert trainer.all() == known[STEPS]
-
-
-def test_deltas_keep_the_parity_of_keys_up_to_date_and_lead_it_back(trainer):
-    held, begin = holding(trainer.own.layout.num_words, 0), trainer.words()
-    known = {}
-    for step in range(1, STEPS + 1):
-        trainer.train(1)
-        held.receive(0, step, trainer.own.message(step, 0))
-        known[step] = trainer.words()
-        assert torch.equal(held.words, begin ^ known[step])
-    held.go_back(STEPS - 2)
-    assert torch.equal(held.words, begin ^ known[STEPS - 2])
-
-
-def test_a_replacement_has_the_ids_of_the_lost_worker(tmp_path):
-    lost = KeyedTrainer(tmp_path / "lost", parts=2)
-    lost.own.begin(0)
-    known = trained(lost, STEPS)
-    other = KeyedTrainer(tmp_path / "other", parts=2, seed=1)
-    for part, words in enumerate(lost.own.part_words):
-        rows = torch.zeros(words, dtype=torch.int64)
-        lost.own.read(STEPS, part, 0, rows)
-        other.own.write(part, 0, rows)
-    there = [(0, lost.own.layout.num_words)]
-    other.own.restore(STEPS, lost.own.whole_copy(STEPS), lost.own.to_keep(STEPS), there)
-    assert other.own.obstacle == ""
-    assert other.all() == known[STEPS]
-    assert trained(other, 3) == trained(lost, 3)
-
-
-def test_ids_that_a_store_gives_are_those_that_parity_begins_with(tmp_path):
-    trainer = KeyedTrainer(tmp_path / "store")
-    trainer.own.begin(0)
-    trained(trainer, STEPS)
-    trainer.end()
-    again = KeyedTrainer(tmp_path / "store", seed=1)
-    again.own.begin(0)
-    report = again.ckpt.recover()
-    again.own.begin(report.step)
-    recovered = again.all()
-    again.train(1)
-    again.own.go_back(report.step)
-    assert again.all() == recovered
 
 
 def test_evictions_since_a_snapshot_that_was_dropped_are_not_counted(trainer, tmp_path):

@@ -183,15 +183,6 @@ def copy_rows(source, target, state, piece=1000):
             target.own.write(part, begin, copy)
 
 
-def test_rows_are_read_and_written_by_part(begun):
-    trainer, other = begun(), begun("other", seed=1)
-    copy_rows(trainer, other, 0, piece=16)
-    assert torch.equal(other.words(), trainer.words())
-    beyond = torch.full((4,), 7)
-    trainer.own.read(0, 0, trainer.own.part_words[0] - 1, beyond)
-    assert beyond[1:].tolist() == [7, 7, 7]  # nothing of the next part
-
-
 def test_rows_are_read_as_of_the_state_before_while_and_after_a_step_changes_them(tmp_path):
     """A lost worker's rows are decoded from them while this worker trains."""
     trainer = Trainer(tmp_path)
@@ -238,7 +229,7 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(begun)
         trainer.train(1)
         trainer.train(2)
     torch.rand(3)
-    kept, whole = lost.own.to_keep(2), source.own.whole_copy(2)
+    kept, whole = lost.own.to_keep(2), source.own.shared_copy(2)
     everything, before = [(0, lost.own.layout.num_words)], replacement.dense()
     replacement.own.restore(2, whole, kept, everything)
     assert "rebuilt rows differ from their checksums: table 'large'" in replacement.own.obstacle
@@ -247,9 +238,7 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(begun)
     replacement.own.restore(2, whole, kept, everything)
     assert (replacement.own.obstacle, replacement.checkpointer.step_count) == ("", 2)
     assert torch.equal(rows(replacement), rows(lost))
-    [shared, own, got] = [
-        trainer.own.whole_copy(2).tree() for trainer in (source, lost, replacement)
-    ]
+    [shared, own, got] = [trainer.own._copies[2].tree() for trainer in (source, lost, replacement)]
     for name in ("dense.weight", "dense.bias"):
         assert torch.equal(got["model"][name], shared["model"][name])
     assert torch.equal(got["rng"]["torch"], own["rng"]["torch"])
@@ -257,26 +246,6 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(begun)
     replacement.train(3)
     replacement.own.find_wrong_rows()
     assert replacement.own.obstacle == ""
-
-
-@pytest.mark.parametrize("says_so", [False, True])
-def test_rows_changed_outside_the_optimizer_are_an_obstacle(tmp_path, says_so):
-    trainer = Trainer(tmp_path)
-    trainer.own.begin(0)
-    for step in range(1, 8):  # PyTorch's counters are known then
-        trainer.train(step)
-    assert trainer.own.obstacle == ""
-    with torch.no_grad():
-        trainer.model["large"].weight[3] += 1.0
-    if says_so:
-        trainer.checkpointer.record_changes()
-        trainer.train(8)
-    else:
-        with pytest.warns(UntrackedChangeWarning):
-            trainer.train(8)
-    assert trainer.own.obstacle == "table 'large' was changed outside its optimizer"
-    trainer.own.begin(8)
-    assert trainer.own.obstacle == ""
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -300,21 +269,6 @@ def test_what_changed_unseen_before_any_of_the_newest_steps_is_found(begun, stri
     with trainer.own.visiting(6):
         trainer.own.find_wrong_rows()
     assert "table 'small', among rows 0 to 0, and 6 more blocks" in trainer.own.obstacle
-
-
-@pytest.mark.parametrize("steps_back", [0, 1, 2])
-def test_rows_written_as_is_said_first_are_in_the_deltas(trainer, steps_back):
-    known, weight = {}, trainer.model["large"].weight
-    for step in range(1, 6):
-        with trainer.checkpointer.writing_rows("large", torch.tensor([3, step, 3])):
-            weight.data[[3, step]] = float(step)
-        trainer.train(step)
-        known[step] = trainer.words()
-    with trainer.checkpointer.writing_rows("large", torch.tensor([7])):
-        weight.data[7] = -1.0  # of a step that is torn
-    trainer.own.go_back(5 - steps_back)
-    assert trainer.own.obstacle == ""
-    assert torch.equal(trainer.words(), known[5 - steps_back])
 
 
 def test_changed_rows_are_accepted_once_and_named(trainer, monkeypatch):

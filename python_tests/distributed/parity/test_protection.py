@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from cpr_ext.distributed.parity.protection import Protection, RebuildProgress
+from cpr_ext.distributed.parity.protection import Protection
 from cpr_ext.saving.metrics import ParityMetrics
 
 
@@ -49,20 +49,3 @@ def test_machines_that_have_several_of_the_group_are_named_by_one_worker_when_th
             assert metrics.machines_at_risk == at_risk
         own = "each worker of parity group [0, 1] has a machine of its own"
         assert [caplog.text.count(said) for said in (f"{text} [0, 1]", own)] == [times, times]
-
-
-def test_a_worker_counts_how_far_its_rows_are_rebuilt_and_says_when_they_are(caplog):
-    metrics = ParityMetrics()
-    progress = RebuildProgress(1, metrics)
-    progress.begin(4_000_000, own_rows=30)
-    progress.note(1_000_000)
-    assert (metrics.rebuild_progress, caplog.text) == (0.25, "")
-    progress.end()
-    assert "worker 1 was rebuilt from its peers' memory: 30 rows in 0." in caplog.text
-    assert (metrics.rebuild_progress, metrics.rebuilds) == (1.0, 1)
-    caplog.clear()
-    progress.begin(4000)  # as a survivor
-    progress.note(3000)
-    assert metrics.rebuild_progress == 0.75
-    progress.end()
-    assert caplog.text == ""

@@ -1,5 +1,6 @@
 """A worker trains while it is rebuilt: members in threads, one of them replaced."""
 
+import threading
 from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 import cpr_ext
 from cpr_ext.distributed import Identity, Parity
+from cpr_ext.distributed.collective import process_group
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.process_group import Round
 from cpr_ext.distributed.collective.recovery_decision import (
@@ -20,8 +22,10 @@ from cpr_ext.distributed.collective.recovery_decision import (
     decide,
 )
 from cpr_ext.distributed.parity import encoding
+from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.member import ParityMember
 from cpr_ext.distributed.parity.missing_rows import MissingRows
+from cpr_ext.distributed.parity.protocol import Piece
 from cpr_ext.errors import PeerLostError, UntrackedChangeWarning
 from python_tests.distributed.parity.members import DIM, ROWS, Trainer, together
 from python_tests.faults.memory_meter import MemoryMeter
@@ -123,7 +127,8 @@ class Job:
 
     def next_round(self):
         self.rounds += 1
-        return Round(HashStore(), timedelta(seconds=60), "127.0.0.1")
+        self.round = Round(HashStore(), timedelta(seconds=60), "127.0.0.1")
+        return self.round
 
     def train_to(self, step):
         together(*(lambda m=member: m.train_to(step) for member in self.members))
@@ -218,6 +223,18 @@ def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
     job.train_to(30)
     job.members[0].member._late.complete()
     require_right(job, right, 30)
+
+
+def test_who_waits_for_a_holder_hears_that_the_round_is_over(make_job, monkeypatch):
+    """Gloo does not end what waits for the rest of a message, though the connection has ended."""
+    job = make_job()
+    job.train_to(2)
+    waits = job.members[0]
+    with monkeypatch.context() as amid_a_message:
+        amid_a_message.setattr(process_group, "close_connections", lambda stores: None)
+        threading.Timer(0.5, waits.member.interrupt, [job.round]).start()
+        with pytest.raises(PeerLostError, match="the round has ended"):
+            waits.train_to(4)
 
 
 def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(make_job, right):
@@ -333,3 +350,30 @@ def test_a_rebuild_begins_without_touching_memory_for_each_row():
     missing.begin()
     assert missing.find(0, torch.tensor([5, rows - 1, rows])).tolist() == [5, rows - 1]
     assert memory.grown_bytes() < 20 << 20  # two bytes were read, in pages of 2 MB perhaps
+
+
+def test_a_member_wants_what_its_rate_allows(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(encoding.time, "perf_counter", lambda: now[0])
+    made = BackgroundEncoding(None, [], 8_000_000, lambda: None)
+    now[0] = 0.25
+    assert made.wanted_words() == 250_000
+    now[0] = 0.5
+    assert made.wanted_words() == 250_000
+    assert made.wanted_words() == 1024  # never nothing
+
+
+def test_a_worker_counts_as_lost_until_its_rows_are_there():
+    """A lookup that waits for them must not end before."""
+    seen = []
+
+    class Codec:
+        def run(self, inner, piece, state):
+            seen.append(made.lost)
+
+    pieces = [Piece(1, 0, 0, 4), Piece(0, None, 0, 4)]
+    made = BackgroundEncoding(
+        Codec(), pieces, 1, lambda: None, lambda piece, is_last: seen.append((made.lost, is_last))
+    )
+    assert not made.encode(None, 100, 0)
+    assert seen == [0, (0, True), None]

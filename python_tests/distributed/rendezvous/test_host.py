@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous import host as host_module
-from cpr_ext.distributed.rendezvous.coordination_store import Notes
+from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
@@ -63,27 +63,35 @@ def host(tmp_path_factory):
     host.process.stdout.close()
 
 
+def write(connection, key, text):
+    connection.ask("write", key=key, text=text)
+
+
+def read(connection, key):
+    return wire.unpack(connection.ask("gather", prefix="", keys=[key], seconds=0.0)["values"])[0]
+
+
 def ask_promptly(host):
     """Connect, prove, leave a note and read it, within moments."""
     began = time.monotonic()
     with closing(host.connection()) as connection:
         connection.answer_seconds = PROMPT_SECONDS
-        Notes(connection).write("prompt", "yes")
-        assert Notes(connection).read("prompt") == "yes"
+        write(connection, "prompt", "yes")
+        assert read(connection, "prompt") == "yes"
     assert time.monotonic() - began < PROMPT_SECONDS
 
 
 def test_a_worker_with_another_secret_is_refused_and_the_host_says_so(host):
-    Notes(host.connection()).write("ours", "here")
+    write(host.connection(), "ours", "here")
     for secret in ("a-secret-of-somebody-else-entirely", SECRET + "!"):
-        notes = Notes(host.connection(secret))
+        other = host.connection(secret)
         with pytest.raises(UntrustedHostError, match=f"{host.port} refused this worker's secret"):
-            notes.read("ours")
+            read(other, "ours")
         with pytest.raises(UntrustedHostError):
-            notes.write("ours", "planted")
+            write(other, "ours", "planted")
     with pytest.raises(RuntimeError):  # nor a client of torch's own
         dist.TCPStore(*host.place, is_master=False, timeout=timedelta(seconds=1))
-    assert Notes(host.connection()).read("ours") == "here"
+    assert read(host.connection(), "ours") == "here"
     said = host.log.read_text()
     assert "did not prove to know the job's secret, the last from 127.0.0.1" in said
     assert SECRET not in said
@@ -118,28 +126,28 @@ def test_what_a_worker_said_once_is_refused_if_somebody_says_it_again(host):
     tap = Wiretap(host.place)
     recorded = HostConnection(Identity(0, 2, *tap.place, secret=SECRET))
     with closing(recorded):
-        Notes(recorded).write("step", "old")
+        write(recorded, "step", "old")
     assert len(tap.heard) > 64
     assert SECRET.encode() not in tap.heard
-    Notes(host.connection()).write("step", "new")
+    write(host.connection(), "step", "new")
     for content in (tap.heard, tap.heard + tap.heard):
         with socket.create_connection(host.place, 2) as again:
             again.sendall(content)
             with suppress(OSError):
                 while again.recv(4096):
                     pass  # until the host closes it
-    assert Notes(host.connection()).read("step") == "new"
+    assert read(host.connection(), "step") == "new"
 
 
 def test_a_connection_that_another_took_over_cannot_say_anything_more(host):
     connection = host.connection()
-    Notes(connection).write("mine", "here")
+    write(connection, "mine", "here")
     taken = connection._socket
     taken.sendall((40).to_bytes(4, "big") + bytes(40 + 32))
     assert taken.recv(1) == b""
     with pytest.raises(HostError):
-        Notes(connection).read("mine")
-    assert Notes(connection).read("mine") == "here"  # over a new one
+        read(connection, "mine")
+    assert read(connection, "mine") == "here"  # over a new one
 
 
 def test_many_strangers_hold_nobody_up_and_are_shown_out(host):
@@ -195,7 +203,7 @@ def test_a_worker_believes_nobody_in_the_hosts_place(said):
         connection = HostConnection(Identity(0, 2, *impostor.getsockname(), secret=SECRET))
         began = time.monotonic()
         with pytest.raises(HostError):
-            connection.ask("read", key="x", limit_seconds=0.5)
+            connection.ask("has", keys=["x"], prefix="", limit_seconds=0.5)
         assert time.monotonic() - began < PROMPT_SECONDS
         is_asked.set()
 
@@ -225,13 +233,12 @@ def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(
     connection = host.connection()
     for what, values in [
         ("nothing", {}),
-        ("read", {}),
+        ("write", {}),
         ("meet", {"rank": "x"}),
         ("has", {"keys": 1, "prefix": ""}),
         ("has", {"keys": [1], "prefix": ""}),
         ("gather", {"keys": ["x"], "seconds": 0}),
         ("gather", {"keys": ["x"], "prefix": "", "seconds": "y"}),
-        ("read", {"key": ["x"]}),
     ]:
         with pytest.raises(Exception, match="not understood"):
             connection.ask(what, **values)

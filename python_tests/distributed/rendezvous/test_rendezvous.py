@@ -74,6 +74,32 @@ def test_the_same_error_again_and_again_is_counted(place):
     assert seat(place, 0, "errors").count_failure("a poison batch") == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "kills", "why"),
+    [
+        (-9, 1, "OOMKilled: by SIGKILL, as the"),
+        (-9, 0, "SIGKILL"),
+        (-11, 1, "SIGSEGV"),
+        (3, 1, "ex"),
+    ],
+)
+def test_what_torchrun_says_of_a_death_reaches_who_is_left(
+    place, agent_of, monkeypatch, code, kills, why
+):
+    counts = iter([5, 5 + kills])
+    monkeypatch.setattr(torchrun, "_memory_kills", lambda: next(counts))
+    job = f"ends {code} {kills}"
+    agent_of(job)
+    first, second = (seat(place, 0, job, world_size=1) for _ in range(2))
+    first.join()
+    assert first.ended == {}
+    said = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
+    torchrun._FAILURES.error(said, code, 0, os.getpid(), "python")
+    first.leave()
+    second.join()
+    assert second.ended[0].startswith(why)
+
+
 def test_a_wrong_secret_is_an_error_with_the_remedy(place, agent_of, monkeypatch):
     """Of a worker, and of an agent of torchrun."""
     for module in (rendezvous, torchrun):

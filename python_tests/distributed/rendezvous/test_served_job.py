@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cpr_ext.distributed.rendezvous import served_job
+from cpr_ext.distributed.rendezvous import served_job, wire
 from cpr_ext.distributed.rendezvous.meeting import Claim
 from cpr_ext.distributed.rendezvous.nodes import STEADY_SECONDS, Agent
 from cpr_ext.distributed.rendezvous.served_job import ServedJob
@@ -37,10 +37,12 @@ class Host:
         said, self.said = self.said, []
         return said
 
-    def meet(self):
+    def meet(self, members=MEMBERS):
         async def meet():
-            for rank, member in enumerate(MEMBERS):
-                claim, visit = Claim(rank, 2, member, self.job.meeting.epoch), 10 + rank
+            for rank, member in enumerate(members):
+                meeting, visit = self.job.meeting, 10 + rank
+                epoch = meeting.epoch if member in meeting.roster else 0
+                claim = Claim(rank, 2, member, epoch, who=f"who is {member}")
                 self.job.note_must_not_be_lost(member)
                 token = f"{member} at {self.now}"
                 async with self.job.changing():
@@ -90,3 +92,31 @@ def test_nothing_moves_once_a_member_has_ended(host):
     host.job.tell_of_end(10)
     host.said.clear()
     assert host.look(STEADY_SECONDS) == []
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        (("",), "_OTHER: its process is gone"),
+        (("silent", "SIGKILL"), "timeout: nothing is heard"),
+        (("KeyError: 1\n2", "SIGKILL"), "KeyError: 1"),
+        (("E: " + "x" * 900,), "E: " + "x" * 197),
+    ],
+)
+def test_who_is_left_learns_once_what_was_said_first_of_a_death(host, ends, why):
+    host.meet()
+    for said in ends:
+        if said == "silent":
+            host.job.tell_of_end(11, is_silent=True)
+        elif said:
+            host.job.note_end("who is member 1", said)
+    host.job.meeting.leave(11, host.now)
+    host.now += 1.0
+    host.meet((MEMBERS[0], "another"))
+    [(rank, told)] = wire.unpack(host.job.members())[2]
+    assert rank == 1
+    assert told.startswith(why)
+    assert len(told) <= 200
+    host.now += 1.0
+    host.meet((MEMBERS[0], "another"))
+    assert wire.unpack(host.job.members())[2] == []

@@ -102,6 +102,9 @@ def test_every_number_has_an_instrument_and_what_is_not_known_is_absent(run, met
         ("bytes_written", values["cpr.written", rank]),
     ):
         assert found == 1000 + numbers.index(name)
+    ckpt.metrics.deaths[2, "OOMKilled"] += 1
+    why = ("error.type", "OOMKilled")
+    assert collected(reader)["cpr.deaths", why, rank, ("worker", "2")] == 1
     ckpt.metrics.row_updates_lost = None
     names = {name for name, *_ in collected(reader)}
     assert "cpr.row_updates.lost" not in names
@@ -150,6 +153,7 @@ def exposed():
 def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
     _, _, ckpt = checkpointer(tmp_path / "store", has_copy=True)
     ckpt.metrics.parity, ckpt.metrics.common_step = ParityMetrics(), 1
+    ckpt.metrics.deaths[1, "SIGKILL"] += 1
     export_metrics(ckpt, {"rank": 0}, meter=exposed)
     shown = generate_latest(REGISTRY).decode()
     names = set(re.findall(r"^# TYPE (cpr_\w+) \w+$", shown, re.MULTILINE))

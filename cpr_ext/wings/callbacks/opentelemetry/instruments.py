@@ -38,12 +38,13 @@ class Instrument:
 
 
 def _snapshots(checkpointer: Checkpointer) -> Readings:
-    now = checkpointer.metrics
-    return {
-        (("kind", "base"),): now.base_snapshots,
-        (("kind", "partial"),): now.partial_snapshots,
-        (("kind", "failed"),): now.failed_snapshots,
-    }
+    now, kinds = checkpointer.metrics, ("base", "partial", "failed")
+    return {(("kind", kind),): getattr(now, f"{kind}_snapshots") for kind in kinds}
+
+
+def _deaths(checkpointer: Checkpointer) -> Readings:
+    deaths = checkpointer.metrics.deaths.items()
+    return {(("error.type", kind), ("worker", str(rank))): times for (rank, kind), times in deaths}
 
 
 def _of(path: str) -> Callable[[Checkpointer], Readings]:
@@ -67,12 +68,13 @@ def _of(path: str) -> Callable[[Checkpointer], Readings]:
 def _instrument(line: str) -> Instrument:
     name, unit, kind, path, description = (cell.strip() for cell in line.split("|"))
     assert kind == "counter" or kind == "gauge"
-    return Instrument(name, unit, kind, description, _of(path) if path else _snapshots)
+    read = {"snapshots": _snapshots, "deaths": _deaths}.get(path) or _of(path)
+    return Instrument(name, unit, kind, description, read)
 
 
 _TABLE = """
 cpr.step | {step} | gauge | job.step_count | Training steps done, those before a restart included.
-cpr.snapshots | {snapshot} | counter | | Snapshots, by kind: base, partial, failed.
+cpr.snapshots | {snapshot} | counter | snapshots | Snapshots, by kind: base, partial, failed.
 cpr.snapshot.step | {step} | gauge | snapshot_step | Step of the newest durable snapshot.
 cpr.snapshot.time | s | gauge | snapshot_time | When the newest snapshot became durable, in \
 seconds since the epoch; 0: none has.
@@ -99,6 +101,8 @@ cpr.parity.protected | 1 | gauge | parity.protected | 1: peers could rebuild thi
 now; absent: it has no parity.
 cpr.parity.lag | {step} | gauge | parity.lag_steps | Steps that the peers do not have yet.
 cpr.parity.rebuilds | {rebuild} | counter | parity.rebuilds | Rebuilds of rows or parity.
+cpr.deaths | {death} | counter | deaths | Workers whose place another process took, by worker and \
+error.type: a signal, the class of an error, OOMKilled, timeout, left, or _OTHER: without a word.
 """
 #: Every metric; docs/monitoring.md lists them.
 INSTRUMENTS: tuple[Instrument, ...] = tuple(

@@ -10,9 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from cpr_ext.distributed.identity.worker_identity import Identity
-from cpr_ext.distributed.rendezvous.coordination_store import Notes, call_with_timeout
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
-from cpr_ext.distributed.rendezvous.round_store import RoundStore
+from cpr_ext.distributed.rendezvous.round_store import RoundStore, call_with_timeout, named
 from cpr_ext.distributed.rendezvous_host import listen
 
 SECRET = "of-the-tests-of-notes-and-no-other"
@@ -22,13 +21,16 @@ def connection(place, job="cpr", rank=0):
     return HostConnection(Identity(rank, 2, *place, job, secret=SECRET))
 
 
-def test_notes_are_read_by_all_workers_of_a_job_and_by_no_other(place):
-    notes = Notes(connection(place, "a"))
-    notes.write("key", "said")
-    assert Notes(connection(place, "a")).read("key") == "said"
-    assert Notes(connection(place, "b")).read("key") == ""
-    assert notes.has(["key"])
-    assert not notes.has(["key", "two"])
+def test_notes_are_there_for_all_workers_of_a_job_and_for_no_other(place):
+    connection(place, "a").ask("write", key="folder/key", text="said")
+    for job, keys, are_there in (
+        ("a", ["folder/key"], True),
+        ("b", ["folder/key"], False),
+        ("a", ["folder/key", "two"], False),
+        ("a", [], True),
+    ):
+        found = connection(place, job).ask("has", **named(keys))
+        assert found["are_there"] == are_there
 
 
 _connected = []  # members, whose rounds would be over without
@@ -147,8 +149,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
 from cpr_ext.distributed.identity.worker_identity import Identity
-from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
-from cpr_ext.distributed.rendezvous.round_store import RoundStore
+from cpr_ext.distributed.rendezvous.round_store import RoundStore, call_with_timeout
 
 
 class ComesBackLate(RoundStore):
