@@ -43,7 +43,8 @@ _LONGEST_SECONDS = 4e-3
 _BYTES_PER_SECOND = 4e9  # until it is measured
 _WINDOW_BYTES = 4 << 20  # compared at a time while training only reads the tables
 # A check begins the time of so many until the next may begin; so many more, after which a snapshot
-# is checked that can claim nothing. Where training waits for points, each is checked.
+# is checked that can claim nothing. Where training waits for points, each is checked. Time is that
+# of the thread: a busy machine takes no more of it.
 _PAUSE_OF_CHECKS = (50, 500)
 _SHORT_SECONDS = 0.02  # such a check has no need of that
 
@@ -210,10 +211,11 @@ class Claims:
                 self._advance(0)  # what the last window found
             return
         started, compared = time.perf_counter(), self.hashes.bytes_compared
+        begun = time.thread_time()
         seconds = min(max(SHARE * (started - self._last_slice), early), _LONGEST_SECONDS)
         self._advance(max(_SLICE_BYTES, int(seconds * self._bytes_per_second)))
         self._last_slice = time.perf_counter()
-        self._check_seconds += self._last_slice - started
+        self._check_seconds += time.thread_time() - begun
         if (compared := self.hashes.bytes_compared - compared) >= _SLICE_BYTES:
             self._bytes_per_second = compared / (self._last_slice - started)
 
@@ -224,14 +226,14 @@ class Claims:
 
     def run(self, stop: native.StopFlag) -> None:
         """Compare rows of a check until ``stop`` is set, some at least; on any thread."""
-        started = time.perf_counter()
+        begun = time.thread_time()
         while self._outcome is None:
             outcome = self._compare(_WINDOW_BYTES)
             if outcome.found or outcome.has_ended or outcome.unknown:
                 self._outcome = outcome
             if stop.is_set():
                 break
-        self._check_seconds += time.perf_counter() - started
+        self._check_seconds += time.thread_time() - begun
 
     def finish(self) -> None:
         """Make the check to its end, now; no optimizer is in the middle of its step."""
@@ -301,10 +303,10 @@ class Claims:
     def _compare_changing(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
         """Compare rows that are about to change: later nobody knows what they were."""
         assert self._checked is not None
-        started, compared = time.perf_counter(), self._checked.compared
+        begun, compared = time.thread_time(), self._checked.compared
         changing = zip(tables, row_ids, strict=True)
         self._early += self.hashes.check_changing(c for c in changing if c[0].name in compared)
-        self._early_seconds += time.perf_counter() - started
+        self._early_seconds += time.thread_time() - begun
 
     def _deny(self, found: list[ChangedRow]) -> None:
         """Take note of rows that differ: no check that is being made can be passed."""
