@@ -158,7 +158,8 @@ class Job:
         if event.kind == "recovered":
             values["recovery"] = vars(self.worker.recoveries[-1])
             values["epoch"] = self.worker._rendezvous.epoch
-            values["deaths"] = [[*who, times] for who, times in self.metrics.deaths.items()]
+            deaths = {} if self.metrics is None else self.metrics.deaths
+            values["deaths"] = [[*who, times] for who, times in deaths.items()]
         self.journal.write(event.kind, **values)
         if event.kind == "joined":
             self.die_if("joining", 0)
