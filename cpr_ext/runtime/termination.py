@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -49,7 +50,6 @@ class Termination:
         self._is_asked = on_sigterm is not None
         self.is_wanted = False
         self._previous: Any = None
-        self._of_children: Any = None  # who heard of ended children before
         self._is_listening = False
 
     def listen(self) -> None:
@@ -68,9 +68,8 @@ class Termination:
         """
         if self._is_listening and threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGCHLD)
-            if callable(handler) and handler != self._note_child:
-                self._of_children = handler
-                signal.signal(signal.SIGCHLD, self._note_child)
+            if callable(handler) and not isinstance(handler, _Children):
+                signal.signal(signal.SIGCHLD, _Children(handler))
         return self.is_wanted
 
     def has_ended_loader(self, traceback: TracebackType | None) -> bool:
@@ -89,24 +88,47 @@ class Termination:
         self._is_listening = False
         if signal.getsignal(signal.SIGTERM) == self.note:
             signal.signal(signal.SIGTERM, self._previous)
-        # After a wish workers may die until the process has ended.
-        if signal.getsignal(signal.SIGCHLD) == self._note_child and not self.is_wanted:
-            signal.signal(signal.SIGCHLD, self._of_children)
+        handler = signal.getsignal(signal.SIGCHLD)
+        if isinstance(handler, _Children) and not _who_hears():
+            signal.signal(signal.SIGCHLD, handler.before)
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note the wish: a signal handler."""
         self.is_wanted = True
 
-    def _note_child(self, number: int, frame: FrameType | None) -> None:
+    @property
+    def hears_of_children(self) -> bool:
+        """Whether errors of ended workers are a wish; after one they die until the process ends."""
+        return self._is_listening or self.is_wanted
+
+
+class _Children:
+    """Hears of ended children in place of who did before, whom it calls.
+
+    Attributes:
+        before: that handler. It may call another of these.
+    """
+
+    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
+        self.before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._of_children(number, frame)
+            self.before(number, frame)
         except RuntimeError as error:
-            if not self.is_wanted and str(signal.strsignal(signal.SIGTERM)) not in str(error):
+            who = _who_hears()
+            is_told = str(signal.strsignal(signal.SIGTERM)) in str(error)
+            if not who or not (is_told or any(each.is_wanted for each in who)):
                 raise
-            self.is_wanted = True
+            for each in who:
+                each.is_wanted = True
 
 
 _listening: weakref.WeakSet[Termination] = weakref.WeakSet()
+
+
+def _who_hears() -> list[Termination]:
+    return [each for each in list(_listening) if each.hears_of_children]
 
 
 def _close_in_child() -> None:

@@ -160,3 +160,28 @@ def test_who_took_the_signal_later_keeps_it():
     termination.close()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     signal.signal(signal.SIGTERM, before)
+
+
+def test_who_hears_of_children_is_called_once_though_several_listen_or_chain_it():
+    heard, before = [], signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: heard.append("first"))
+    both = [Termination("save"), Termination("save")]
+    [each.listen() for each in both]
+    assert not any(each.is_due() for each in both * 2)
+    chained = signal.getsignal(signal.SIGCHLD)  # as torch does with its first loader
+
+    def later(number, frame):
+        heard.append("later")
+        if len(heard) > 3:
+            raise RuntimeError(f"a worker is killed by signal: {signal.strsignal(signal.SIGTERM)}")
+        chained(number, frame)
+
+    signal.signal(signal.SIGCHLD, later)
+    assert not any(each.is_due() for each in both * 2)
+    os.kill(os.getpid(), signal.SIGCHLD)
+    assert heard == ["later", "first"]
+    heard += ["", ""]
+    os.kill(os.getpid(), signal.SIGCHLD)
+    assert all(each.is_due() for each in both)
+    [each.close() for each in reversed(both)]
+    signal.signal(signal.SIGCHLD, before)
