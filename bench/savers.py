@@ -247,7 +247,8 @@ class CprExt(Saver):
 
     def begin(self, step: int) -> Wait:
         for index in range(NUM_TABLES):
-            self._checkpointer.record_lookups(f"tables.{index}", self._all_rows)
+            with self._checkpointer.writing_rows(f"tables.{index}", self._all_rows):
+                pass
         self._checkpointer.step()
         assert self._checkpointer.step_count == step
         return lambda: (self._checkpointer.wait(), None)[1]

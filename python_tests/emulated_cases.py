@@ -14,7 +14,7 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture, claims, priorities, saved_hashes, snapshot
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import gradient_rows, lookup_recorder
-from python_tests.helpers import assert_same, open_checkpointer, row_records
+from python_tests.helpers import Kernel, assert_same, open_checkpointer, row_records
 
 emulator = _emulated.emulator
 
@@ -32,9 +32,13 @@ def calm(monkeypatch):
 class Run:
     """A table of 4000 rows in training."""
 
-    def __init__(self, directory, *, optimizer=torch.optim.SGD, **options):
+    def __init__(self, directory, *, optimizer=torch.optim.SGD, kernel=None, **options):
         self.model = torch.nn.EmbeddingBag(4000, 16, mode="sum", sparse=True)
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
+        if kernel is not None:
+            weight = self.model.weight
+            self.table = cpr_ext.Table("0", weight, self.optimizer, lookups=kernel)
+            options["tables"] = [self.table]
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
         self.checkpointer = open_checkpointer(
@@ -83,13 +87,13 @@ def test_training_goes_on_while_the_device_chooses_rows(tmp_path, monkeypatch):
 
 
 def test_save_waits_for_the_device_takes_this_step_and_a_bad_lookup_is_told_at_the_next(tmp_path):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    kernel = Kernel()
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000), kernel=kernel)
     run.save_base()
     run.step([5, 6, 7])
     expected = run.model.weight.detach().clone()
     assert run.checkpointer.save("partial").step == 2
-    name = run.checkpointer.tables[0].name
-    run.checkpointer.record_lookups(name, torch.tensor([3, 4000]))
+    kernel.changes(run.table, torch.tensor([3, 4000]))
     run.step()
     with pytest.raises(RowIndexError, match="index 4000 at position 1 of an earlier lookup"):
         run.step()
@@ -330,18 +334,18 @@ def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_found_by_compar
     run.checkpointer.close()
 
 
-def test_lookups_that_are_recorded_count_by_the_graph_or_on_the_stream_that_is_current(
+def test_lookups_of_a_kernel_count_by_the_graph_or_on_the_stream_that_is_current(
     tmp_path, capture, monkeypatch
 ):
-    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    kernel = Kernel()
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000), kernel=kernel)
     run.save_base()
-    name = run.checkpointer.tables[0].name
-    tracker = run.checkpointer._trackers[name]
-    run.checkpointer.record_lookups(name, torch.tensor([5]))
+    tracker = run.checkpointer._trackers[run.table.name]
+    kernel.changes(run.table, torch.tensor([5]))
     emulator.calls()
     lookups = torch.tensor([8, 9])  # its memory is the graph's
     capture(True)
-    run.checkpointer.record_lookups(name, lookups)
+    kernel.changes(run.table, lookups)
     capture(False)
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
     emulator.replay_graph()
@@ -351,9 +355,9 @@ def test_lookups_that_are_recorded_count_by_the_graph_or_on_the_stream_that_is_c
     asked = []
     monkeypatch.setattr(cuda, "_current_stream", lambda device: asked.append(device) or 0)
     monkeypatch.setattr(lookup_recorder, "_MAX_PENDING_LOOKUPS", 2)
-    run.checkpointer.record_lookups(name, torch.tensor([5, 6]))
+    kernel.changes(run.table, torch.tensor([5, 6]))
     assert asked == []
-    run.checkpointer.record_lookups(name, torch.tensor([7]))
+    kernel.changes(run.table, torch.tensor([7]))
     assert asked == [0]
     assert tracker.dirty_rows().tolist() == [5, 6, 7, 8, 9]
     run.checkpointer.close()

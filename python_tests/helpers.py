@@ -352,3 +352,17 @@ def run_python(code, *arguments, timeout_seconds=120, returncode=0, is_new=False
         done = preloaded.run(command, **options)
     assert done.returncode == returncode, done.stdout + done.stderr
     return done.stdout
+
+
+class Kernel:
+    """A fused kernel that changes the rows that a test says: ``kernel.changes(table, row_ids)``."""
+
+    def watch_changes(self, before):
+        self.changes = before
+        return [self]
+
+    def watch_lookups(self, note):
+        return []
+
+    def remove(self):
+        self.changes = None

@@ -343,27 +343,6 @@ class Checkpointer:
             part, generators=generators, buffers=buffers, samples_lost=samples_lost
         )
 
-    def record_lookups(self, table: str, indices: torch.Tensor) -> None:
-        """Report rows of a table that no torch optimizer updates; they have changed, or will.
-
-        Gradients show which rows a torch optimizer changes, so its tables do not need this.
-        """
-        self._recorder.record(table, indices)
-        self._watch.changes.expect(next(t for t in self.tables if t.name == table))
-
-    def record_changes(self) -> None:
-        """Report that tables were written in place, on purpose, since the last :meth:`step`.
-
-        All rows of such a table count as changed until they are saved, as after an
-        ``UntrackedChangeWarning``, but without one. A snapshot that is still being captured is
-        aborted; the schedule takes the next.
-
-        Raises:
-            UsageError: it is called in the middle of a step.
-        """
-        self._guard.require_recovered()
-        self.session.record_changes()
-
     def check(self) -> dict[str, int]:
         """Compare all rows that count as unchanged with hashes of their saved values, now.
 
@@ -401,12 +380,6 @@ class Checkpointer:
         rows = as_rows(given, row_ids)
         self._saver.pause()
         with self._watch.writing_rows(given, rows):
-            yield
-
-    @contextmanager
-    def tracking_paused(self) -> Iterator[None]:
-        """Count no lookups of fused tables (TorchRec) inside the block, which changes no row."""
-        with self._recorder.paused():
             yield
 
     def close(self, *, save: bool = True) -> None:

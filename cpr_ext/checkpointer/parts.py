@@ -109,7 +109,9 @@ class Tracking:
         }
         self.events = TableEvents()
         self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads, self.events)
-        self.recorder = LookupRecorder(tables, self.watch.rows.counter, self.events)
+        self.recorder = LookupRecorder(
+            *(tables, self.watch.rows.counter, self.events), self.watch.rows_change
+        )
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
         self.inventory = Inventory(
             *(trained.model, trained.optimizers, tables, trained.declared), self.events

@@ -33,12 +33,11 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.table import ChangeSource
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.table_events import ChangeListener
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.unwatched import ScheduleOrder, warn_of_schedulers, warn_of_sparse_gradients
+from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
 logger = logger_of("saving")
 
@@ -210,12 +209,10 @@ class Session:
         )
         self.saver = Saver(parts, saving_options(trained))
         self.guard = CallGuard(store, self.watch, self.devices)
-        self._schedule_order = ScheduleOrder(self.events, trained.declared.objects.values())
         self._is_finished = False
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
         self._has_trained = False  # since the last recovery
-        self._handles: list[Any] = []  # of a listener
         if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
             tracking.make_memory()
         tracking.attach()  # last: what fails above leaves the model as it was
@@ -231,7 +228,6 @@ class Session:
             declared = self.dense.declared
             if not declared.values:
                 warn_of_schedulers(self.optimizers, declared.objects.values())
-        self._schedule_order.note_step(self.account.step + 1)
         self._has_trained = True
         account, saver = self.account, self.saver
         saver.pause()
@@ -267,7 +263,6 @@ class Session:
         self.saver.pause()
         self.recorder.flush()
         handle.resolve(self.saver.take(handle.kind))
-        self._schedule_order.note_captured()
         return handle
 
     def take_requested(self) -> SnapshotHandle | None:
@@ -315,15 +310,6 @@ class Session:
             self.saver.claims.finish()
             self.saver.outcomes.flush()
 
-    def record_changes(self) -> None:
-        """Count rows of changed tables; see :meth:`cpr_ext.Checkpointer.record_changes`."""
-        if self._is_mid_step:
-            raise UsageError(_MID_STEP.format(call="record_changes()", step=self.account.step + 1))
-        with self.guard.in_call("record_changes()"):
-            self.saver.quiesce()
-            self.recorder.flush()
-            self.watch.accept_changes()
-
     def check(self) -> dict[str, int]:
         """Compare all rows that count as unchanged; see :meth:`cpr_ext.Checkpointer.check`."""
         if self._is_mid_step:
@@ -338,7 +324,6 @@ class Session:
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""
         if whole:
-            self._schedule_order.restart(is_resumed=self.account.step > 0)
             self.saver.outcomes.content = self.dense.content()
         self._has_trained = self._has_trained and not whole
 
@@ -546,16 +531,7 @@ class Session:
 
     def listen_to_changes(self, listener: ChangeListener | None) -> None:
         """Report every change of the tables to ``listener``; None: to nobody."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
         self.events.listeners[:] = [] if listener is None else [listener]
-        if listener is not None:
-            # Each once: tables of one fused kernel have the same one.
-            sources: dict[int, Any] = {id(table.lookups): table.lookups for table in self.tables}
-            for source in sources.values():
-                if isinstance(source, ChangeSource):
-                    self._handles += source.watch_changes(listener.before_change)
 
     def hold_snapshots(self, may_begin: Callable[[bool], bool]) -> None:
         """Ask before each snapshot begins.

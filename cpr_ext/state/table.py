@@ -36,30 +36,22 @@ Owner = tuple[torch.optim.Optimizer, dict[str, Any]]
 Assigning = Callable[["Table", torch.Tensor], AbstractContextManager[None]]
 
 
-class LookupSource(Protocol):
-    """Reports the rows of tables that training looks up, where modules' inputs do not show them."""
+class ChangeSource(Protocol):
+    """A fused kernel, which changes rows in the backward pass, and says when."""
 
-    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
-        """Call ``note(table, indices)`` for every lookup that training may change rows by.
-
-        Args:
-            note: ``indices`` have any shape, int32 or int64, and may be kept until the next step.
+    def watch_lookups(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """Call ``note(table, indices)`` before every lookup that training may change rows by.
 
         Returns:
             Handles; their ``remove()`` ends it.
         """
 
-
-@runtime_checkable
-class ChangeSource(Protocol):
-    """A :class:`LookupSource` whose kernel changes rows in the backward pass, and says when."""
-
     def watch_changes(self, before: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
         """Call ``before(table, row_ids)`` in each backward pass before it changes these rows.
 
         Args:
-            before: ``row_ids`` (n,) int64, perhaps repeated. An error it raises ends the backward
-                pass, and the rows do not change.
+            before: ``row_ids`` (n,) int64, perhaps repeated, may be kept until the next step. An
+                error it raises ends the backward pass, and the rows do not change.
 
         Returns:
             Handles; their ``remove()`` ends it.
@@ -68,7 +60,7 @@ class ChangeSource(Protocol):
 
 @runtime_checkable
 class AssignmentSource(Protocol):
-    """A :class:`LookupSource` whose module gives slots to other ids, and writes their rows."""
+    """A :class:`ChangeSource` whose module gives slots to other ids, and writes their rows."""
 
     def watch_assignments(self, assigning: Assigning) -> Sequence[Any]:
         """Write rows of slots that get another id inside of ``assigning(table, slots)``.
@@ -90,7 +82,7 @@ class Table:
         weight: parameter, shape (num_embeddings, embedding_dim).
         optimizer: the optimizer that updates ``weight``, if any.
         modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
-        lookups: reports lookups, in addition to ``modules``; several tables may have the same one.
+        lookups: the fused kernel that changes rows; several tables may have the same one.
         part: the part of a larger table that this is, if other processes hold the rest.
         keys: (num_embeddings,) int64, the id that each row belongs to now, or
             :class:`cpr_ext.SlotKeys`. None: row i belongs to id i, always.
@@ -100,7 +92,7 @@ class Table:
     weight: torch.Tensor
     optimizer: torch.optim.Optimizer | None = None
     modules: list[nn.Module] = field(default_factory=list)
-    lookups: LookupSource | None = None
+    lookups: ChangeSource | None = None
     part: TablePart | None = None
     keys: torch.Tensor | SlotKeys | None = None
 

@@ -132,8 +132,6 @@ class OutsideChanges:
         # Those that were made dirty as a whole since all was saved: some may not have changed.
         self._overcounted: dict[int, list[tuple[int, int]]] = {}
         self._moved: set[int] = set()  # tables whose optimizer moved rows without a gradient
-        self._expected: set[int] = set()  # tables of which the user reports changes
-        self._told: set[int] = set()  # those of which the user ever did
         self._reported: set[tuple[str, int]] = set()
 
     @property
@@ -164,7 +162,7 @@ class OutsideChanges:
 
         That is as far as hooks can know: writes past PyTorch are found by comparison.
         """
-        if self.any_changed or self._moved or self._told or self._rows.unlisted:
+        if self.any_changed or self._moved or self._rows.unlisted:
             return False
         return all(table.updates_only_looked_up_rows() for table in self._tables)
 
@@ -180,8 +178,6 @@ class OutsideChanges:
             self.versions.accept_tables(differences)
         for index, what in differences.items():
             table = self._tables[index]
-            if index in self._expected:
-                continue
             self._changed[index] = [(0, table.num_embeddings)]
             self._events.changed_outside(table)
             for listener in self._events.listeners:
@@ -190,17 +186,6 @@ class OutsideChanges:
                 self._reported.add((message, index))
                 text = message.format(name=table.name, what=what)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=5)
-
-    def begin_step(self) -> None:
-        """Expect no more changes."""
-        self._expected.clear()
-
-    def expect(self, table: Table) -> None:
-        """Expect changes of a table that no optimizer has, until the next step."""
-        if table.optimizer is None:
-            index = self._by_weight[id(table.weight)]
-            self._expected.add(index)
-            self._told.add(index)
 
     def accept_loss(
         self,
@@ -225,8 +210,7 @@ class OutsideChanges:
     def counts_are_exact(self, table: Table, begin: int, end: int) -> bool:
         """Return whether of the rows [begin, end) just those that have changed are dirty."""
         index = self._by_weight[id(table.weight)]
-        uncounted = (self._moved, self._told, self._rows.unlisted)
-        if self.is_changed(table) or any(index in tables for tables in uncounted):
+        if self.is_changed(table) or index in self._moved or index in self._rows.unlisted:
             return False
         return not overlap(self._overcounted.get(index, []), [(begin, end)])
 

@@ -48,7 +48,6 @@ class TableEvents:
             once it returns.
         rows_change: with the rows that are about to change, to compare them with what was saved.
         changed_outside: a table that something else than its optimizer has changed.
-        first_stepped: before the first step of an optimizer in a training step.
         stranger_stepped: before an optimizer steps that was not given; it may be inside of one that
             was.
         may_begin: asked before a snapshot begins. With True, an answer is True, once one may.
@@ -59,7 +58,6 @@ class TableEvents:
         self.before_use: TableEvent[[]] = TableEvent()
         self.rows_change: TableEvent[Sequence[Table], Sequence[torch.Tensor]] = TableEvent()
         self.changed_outside: TableEvent[Table] = TableEvent()
-        self.first_stepped: TableEvent[[]] = TableEvent()
         self.stranger_stepped: TableEvent[torch.optim.Optimizer] = TableEvent()
         self.may_begin: list[Callable[[bool], bool]] = []
         self.listeners: list[ChangeListener] = []

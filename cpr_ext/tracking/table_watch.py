@@ -186,7 +186,6 @@ class TableWatch:
     def begin_step(self) -> None:
         """Begin a step: all changes of the model so far belong to the last one."""
         self._running.clear()  # an optimizer's step may have ended by an exception
-        self.changes.begin_step()
         self.has_stepped = False
 
     def check(self, *, replaced: bool = False) -> None:
@@ -201,13 +200,6 @@ class TableWatch:
     def looks_unchanged(self) -> bool:
         """Return whether :meth:`check` would find nothing."""
         return bool(self._running) or self.changes.versions.are_same()
-
-    def accept_changes(self) -> None:
-        """Do the same as :meth:`check` for reported changes: rows count, without a warning."""
-        for listener in self._events.listeners:
-            for index in self.changes.versions.differences():
-                listener.changed_outside(self._tables[index])
-        self.changes.accept_loss(lambda table: [])
 
     def count_rows(self, table: Table, row_ids: torch.Tensor) -> None:
         """Count rows (n,) of a table as changed, once each."""
@@ -230,7 +222,8 @@ class TableWatch:
             self.count_rows(table, row_ids)  # else all rows count as changed
             self.changes.versions.accept_assigned(index)
 
-    def _rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
+    def rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
+        """Tell all who listen that rows (n,) of each table are about to change."""
         self._events.rows_change(tables, row_ids)
         for listener in self._events.listeners:
             for table, ids in zip(tables, row_ids, strict=True):
@@ -272,8 +265,6 @@ class TableWatch:
         self._events.before_use()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        if not self.has_stepped:
-            self._events.first_stepped()
         self.has_stepped = True
         owned = self._owned(optimizer)
         if not owned:
@@ -307,7 +298,7 @@ class TableWatch:
 
     def _count_gradients(self, owned: list[int]) -> Sequence[int]:
         is_heard = self._events.rows_change or self._events.listeners
-        return self.rows.count(owned, self._rows_change if is_heard else None)
+        return self.rows.count(owned, self.rows_change if is_heard else None)
 
     def _noting(
         self, closure: Callable[[], Any], owned: list[int], step: _Step

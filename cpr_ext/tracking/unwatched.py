@@ -11,7 +11,6 @@ from torch import nn
 
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.table_events import TableEvents
 
 _LARGE_BYTES = 64 << 20
 
@@ -104,69 +103,3 @@ def _others(model: nn.Module, tables: Sequence[Table]) -> Iterator[tuple[str, nn
     for name, parameter in model.named_parameters():
         if id(parameter) not in weights:
             yield name, parameter
-
-
-class ScheduleOrder:
-    """Finds schedulers that step after ``ckpt.step()``: snapshots hold them of the step before.
-
-    A scheduler that steps once an epoch is found when the second epoch begins. Not found is one
-    that steps before the first optimizer does: it belongs to the step, or the epoch, that begins. A
-    run that was resumed in the middle of an epoch shows nothing of that. In such a run a scheduler
-    is found only if it steps late in the second step and in the third.
-
-    Args:
-        events: report when an optimizer begins to step.
-        objects: objects whose states are saved; schedulers count in ``last_epoch``.
-    """
-
-    def __init__(self, events: TableEvents, objects: Iterable[object]) -> None:
-        found = [getattr(item, "scheduler", item) for item in objects]  # Accelerate wraps them
-        self._all = [each for each in found if isinstance(getattr(each, "last_epoch", None), int)]
-        if self._all:
-            events.first_stepped.append(self.note_optimizer)
-        self.restart(is_resumed=False)
-
-    def restart(self, *, is_resumed: bool) -> None:
-        """Begin again, after the construction or a recovery."""
-        self._is_resumed = is_resumed
-        self._num_steps = 0  # of optimizers
-        self._watched: list[Any] = list(self._all)
-        self._late: list[Any] = []
-        self.note_captured()
-
-    def note_captured(self) -> None:
-        """Note that a snapshot of now would hold the schedulers' positions of now."""
-        self._captured = [scheduler.last_epoch for scheduler in self._watched]
-
-    def note_optimizer(self) -> None:
-        """Note that the first optimizer of a step begins its step."""
-        self._num_steps += 1
-        kept = []
-        for scheduler, captured in zip(self._watched, self._captured, strict=True):
-            is_late = scheduler.last_epoch != captured
-            if self._num_steps == 1 or (self._is_resumed and self._num_steps == 2):
-                is_kept = is_late == (self._num_steps == 2)
-            elif is_late:
-                self._late.append(scheduler)
-                is_kept = False
-            else:
-                is_kept = not self._is_resumed
-            if is_kept:
-                kept.append(scheduler)
-        if len(kept) < len(self._watched):
-            self._watched = kept
-            self.note_captured()
-
-    def note_step(self, step: int) -> None:
-        """Warn, as ``ckpt.step()`` ends this step, of schedulers that stepped late before it."""
-        for scheduler in self._late:
-            warnings.warn(
-                f"{type(scheduler).__name__}.step() was called after ckpt.step() of step "
-                f"{step - 1}, so a snapshot of that step holds the schedule before it. Call "
-                "ckpt.step() last; a scheduler that steps once an epoch steps before the "
-                "ckpt.step() of its last batch",
-                UntrackedChangeWarning,
-                stacklevel=5,
-            )
-        self._late.clear()
-        self.note_captured()

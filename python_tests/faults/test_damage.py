@@ -111,8 +111,8 @@ def test_a_row_that_was_looked_up_and_is_older_counts_once(scene, tmp_path):
         ((table, older),) = cost.older.items()
         row = next(iter(older))
         other = next(r for r in range(2) if r not in older)
-        run.checkpointer.record_lookups(table, torch.tensor([row, other]))
-        fill(run)
+        with run.checkpointer.writing_rows(table, torch.tensor([row, other])):
+            fill(run)
         report = run.checkpointer.recover(shards=[0])
         assert report.older_rows[table].row_ids.tolist() == sorted(older)
         assert report.rows_stale == len(older) + 1

@@ -123,8 +123,6 @@ def test_only_passes_that_can_change_rows_are_counted(tmp_path):
         with torch.no_grad():
             assert counted(lambda: parallel(*inputs)) == 0
         assert counted(lambda: parallel(*inputs).backward()) == num_lookups
-        with checkpointer.tracking_paused():
-            assert counted(lambda: parallel(*inputs)) == 0
         parallel.eval()  # a backward pass changes rows in eval mode too
         before = held(checkpointer)
         assert counted(lambda: parallel(*inputs).backward()) == num_lookups
@@ -155,7 +153,7 @@ def test_indices_of_an_operator_are_told_apart_by_table(data):
     lookups = KernelLookups(operator, RowCache(operator))
     lookups.tables.update({i: Table(f"t{i}", weights[i]) for i in (0, 2)})  # t1 is not here
     noted = {"t0": [], "t2": []}
-    (handle,) = lookups.attach(lambda table, indices: noted[table.name].extend(indices.tolist()))
+    (handle,) = lookups.watch_lookups(lambda table, indices: noted[table.name].extend(indices.tolist()))
     lengths = torch.tensor([0] + [len(bag) for feature in bags for bag in feature])
     operator(
         torch.tensor([row for feature in bags for bag in feature for row in bag]).long(),
@@ -394,9 +392,6 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path):
         make_checkpointer(parallel, optimizer, tmp_path / "store")
     parallel, optimizer = sharded("row_wise")
     with opened(parallel, optimizer, tmp_path) as checkpointer:
-        checkpointer.record_lookups(checkpointer.tables[0].name, torch.tensor([10**6]))
-        with pytest.raises(RowIndexError, match="1000000"):
-            checkpointer.step()
         for kernel in kernels_of(parallel):
             kernel.weights_host = torch.nn.Parameter(kernel.weights_host.detach().clone())
         with pytest.raises(UsageError, match="was moved to other memory"):

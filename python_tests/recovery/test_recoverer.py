@@ -114,12 +114,12 @@ def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recove
     train(fresh, fresh_optimizers, again, ["a", "b"])
 
 
-def test_lookups_of_a_step_that_training_goes_back_behind_make_no_row_dirty(tmp_path):
+def test_rows_of_a_step_that_training_goes_back_behind_are_not_dirty(tmp_path):
     run = Trained(tmp_path, **OPTIONS)
     run.train(1)
-    run.checkpointer.record_lookups("tables.big", torch.tensor([7, 8]))
+    with run.checkpointer.writing_rows("tables.big", torch.tensor([7, 8])):
+        pass
     run.checkpointer.recover()
-    run.checkpointer._recorder.flush()
     assert run.checkpointer._trackers["tables.big"].num_dirty(0, 200) == 0
     run.checkpointer.close()
 

@@ -144,7 +144,8 @@ def test_training_waits_for_the_device_a_few_times_however_many_rows_are_chosen(
 def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
     """Its rows are captured last, when training has changed them long since."""
     run = Tables(tmp_path, (20_000, 100), staging=cpr_ext.StagingOptions(**SMALL))
-    run.ckpt.record_lookups("0", torch.arange(2000))
+    with run.ckpt.writing_rows("0", torch.arange(2000)):
+        pass
     snapshot = run.begin()
     while snapshot.first_step < 0:
         run.train()

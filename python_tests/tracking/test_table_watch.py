@@ -16,8 +16,6 @@ def test_rows_of_a_sparse_gradient_count_with_multiplicity_at_the_optimizers_ste
     run.optimizers[0].step()
     assert run.counts() == {1: 2, 7: 1}
     assert run.ckpt._watch.rows.num_updates == 3
-    with pytest.raises(UsageError, match=r"record_changes\(\) in the middle of step 2"):
-        run.ckpt.record_changes()
 
 
 def test_rows_of_a_dense_gradient_count_once_if_they_are_not_zero(tmp_path):
@@ -30,25 +28,6 @@ def test_rows_of_a_dense_gradient_count_once_if_they_are_not_zero(tmp_path):
     run.model.weight.grad[11] = 1.0
     run.optimizers[0].step()
     assert run.counts() == {1: 1, 7: 1, 9: 1, 11: 1}
-
-
-@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
-@pytest.mark.filterwarnings("error::cpr_ext.errors.SnapshotFailedWarning")
-@pytest.mark.parametrize("overlap", ["never", "always"])
-def test_a_change_in_place_that_is_reported_counts_without_a_warning(tmp_path, overlap):
-    run = plain(tmp_path, overlap=overlap, priority=cpr_ext.AllRows())
-    backward(run, 4)
-    run.optimizers[0].step()
-    run.ckpt.step()
-    run.save("base")
-    run.ckpt.schedule = cpr_ext.EverySteps(1)
-    for value in (0.5, 0.25):  # the second time while a snapshot may be captured
-        with torch.no_grad():
-            run.model.weight[10:20] = value
-        run.ckpt.record_changes()
-        run.ckpt.step()
-    assert run.save().is_complete
-    run.assert_recovers(lambda: make_plain(torch.optim.SGD))
 
 
 def test_evaluation_counts_nothing_and_training_in_eval_mode_does(run):

@@ -130,16 +130,6 @@ def test_rows_moved_without_a_gradient_are_saved_after_the_optimizer_has_ceased_
     fresh.close()
 
 
-def test_rows_of_which_only_the_user_reports_changes_are_not_said_to_be_fresh(tmp_path):
-    model = torch.nn.Embedding(N, 4)
-    run = Watched(tmp_path / "store", model, [], num_shards=2, tables={"t": model})
-    with torch.no_grad():
-        model.weight[[1, 2]] += 1
-    run.ckpt.record_lookups("t", torch.tensor([1]))  # but not row 2
-    run.ckpt.step()
-    assert run.ckpt.recover(shards=[0]).rows_stale is None
-
-
 def test_rows_moved_before_the_settings_changed_are_not_said_to_be_fresh(tmp_path):
     run = plain(tmp_path / "store", sparse=False, optimizer={"momentum": 0.9}, num_shards=2)
     train_rows(run, 1, 2)

@@ -57,7 +57,7 @@ class MissingRows:
                 for module in table.modules:
                     self._handles.append(self._watch(module, table))
         for source in sources.values():
-            self._handles += source.attach(self.need)
+            self._handles += source.watch_lookups(self.need)
 
     def is_served(self, number: int) -> bool:
         """Return whether lookups of this table can wait; otherwise its rows must be there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.cuda import device_of
-from cpr_ext.state.table import ChangeSource, Table
+from cpr_ext.state.table import Table
 
 _MEMORY = Path("/proc/meminfo")
 # Deltas in memory at once, in steps: two kept and one being made here, two kept of peers.
@@ -71,11 +71,6 @@ def _why_refused(table: Table, parity: Parity) -> str | None:
                 "its rows are on a GPU, and a fused kernel or a map of keys changes them, of which "
                 "nothing was tested; keep them in CPU memory"
             )
-    if table.lookups is not None and not isinstance(table.lookups, ChangeSource):
-        return (
-            f"a fused kernel changes it, and its {type(table.lookups).__name__} does not say when: "
-            "give it watch_changes() of cpr_ext.state.table.ChangeSource"
-        )
     if table.optimizer is None and table.lookups is None and table.weight.requires_grad:
         return "no torch optimizer updates it; give its optimizer to the Checkpointer"
     if any(getattr(module, "max_norm", None) is not None for module in table.modules):

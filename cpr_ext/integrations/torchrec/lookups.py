@@ -17,9 +17,8 @@ from cpr_ext.runtime.cuda import copy_to_host
 class KernelLookups:
     """What one batched operator of FBGEMM looks up, and when it changes that.
 
-    A :class:`cpr_ext.state.table.LookupSource` and :class:`cpr_ext.state.table.ChangeSource`.
-    Lookups with gradients are reported, in eval mode too: the fused optimizer changes rows in any
-    backward pass.
+    A :class:`cpr_ext.state.table.ChangeSource`. Lookups with gradients are reported, in eval mode
+    too: the fused optimizer changes rows in any backward pass.
 
     Attributes:
         tables: by position in the operator; those without rows on this rank are left out.
@@ -31,8 +30,8 @@ class KernelLookups:
         self.cache = cache
         self.tables: dict[int, Table] = {}
 
-    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
-        """See :class:`cpr_ext.state.table.LookupSource`."""
+    def watch_lookups(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """See :class:`cpr_ext.state.table.ChangeSource`."""
 
         def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if torch.is_grad_enabled():

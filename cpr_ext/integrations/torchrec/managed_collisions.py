@@ -169,7 +169,7 @@ def _set_progress(module: Any, state: Mapping[str, Any]) -> None:
 class EvictionLookups:
     """Lookups of an operator, and the slots that an eviction resets.
 
-    A :class:`cpr_ext.state.table.LookupSource`, :class:`cpr_ext.state.table.ChangeSource` and
+    A :class:`cpr_ext.state.table.ChangeSource` and
     :class:`cpr_ext.state.table.AssignmentSource`.
     """
 
@@ -178,9 +178,9 @@ class EvictionLookups:
         self._module = module
         self.tables: dict[str, Table] = {}
 
-    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
-        """See :class:`cpr_ext.state.table.LookupSource`."""
-        return self._kernel.attach(note)
+    def watch_lookups(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """See :class:`cpr_ext.state.table.ChangeSource`."""
+        return self._kernel.watch_lookups(note)
 
     def watch_changes(self, before: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
         """See :class:`cpr_ext.state.table.ChangeSource`."""

@@ -1,7 +1,7 @@
 """A job whose rows say which steps they had: the fate of every sample, on every worker.
 
 ``Settings.options``: ``model`` (see ``JOBS``), and ``hands``:
-[[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
+[[rank, step], ...], when a row is written by hand.
 """
 
 import ctypes
@@ -94,15 +94,13 @@ class FateJob(Job):
         if not (self.command.parent / "hurry").exists():
             time.sleep(self.settings.step_seconds)
         self.obey("begin")
-        for rank, at, kind in self.settings.options["hands"]:
+        for rank, at in self.settings.options["hands"]:
             if (rank, at) == (self.rank, step):
                 with torch.no_grad():
                     job.model["rows"].weight[step % ROWS] = 0.25
                 was_protected = job.checkpointer.metrics.parity
                 was_protected = was_protected is not None and was_protected.protected
                 self.journal.write("hand", step=step, was_protected=was_protected)
-                if kind == "recorded":
-                    job.checkpointer.record_changes()
         loss = self.loss(job, step)
         for optimizer in job.optimizers:
             optimizer.zero_grad()

@@ -57,7 +57,7 @@ class Trial:
         model = model or self.chance.choice(MODELS)
         if hands is None:
             hands = self.chance.random() < 0.4 and model != "torchrec"
-        self.hands = [[1, 30, "silent"], [0, 70, "recorded"]] if hands else []
+        self.hands = [[1, 30], [0, 70]] if hands else []
         self.host_of = {rank: rank for rank in range(self.world_size)}
         self.serve = None  # what the rendezvous' host runs, if not the right one
         self.stores_of = {}  # of ranks that have another disk by now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr_ext import Checkpointer, EverySteps, Priority, StoreOptions
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.saving.metrics import Metrics
 from cpr_ext.state.table import find_tables
 from cpr_ext.wings.lab.dlrm.batch import Batch, DataSource, Hyperparameters
@@ -383,7 +384,9 @@ class Trainer:
         if record.recovery == "none":
             # Nothing comes back: all that the shards were ever trained on is lost.
             if self._checkpointer is not None:
-                self._checkpointer.record_changes()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UntrackedChangeWarning)
+                    self._checkpointer.check()
             record.rows_stale = num_lost
             record.samples_lost = sum(
                 self._log.samples_since_loss(record.num_samples, shard) for shard in record.shards
