@@ -154,8 +154,7 @@ def make_account(trained: Trained, tracking: Tracking) -> RunState:
     """Return what counts a run."""
     settings = trained.settings
     meter = CostMeter(
-        *(trained.tables, tracking.prioritized, settings.priority.fraction),
-        *(settings.num_shards, settings.store.precision),
+        trained.tables, tracking.prioritized, settings.priority.fraction, settings.num_shards
     )
     return RunState(meter, settings.schedule, settings.num_shards)
 

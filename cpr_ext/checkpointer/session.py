@@ -190,7 +190,7 @@ class Session:
         selector = make_selector(trained, tracking, staging)
         overlap = None
         if BackgroundCapture.is_wanted(tables):
-            overlap = BackgroundCapture(tables, self.watch, hashes, self.events)
+            overlap = BackgroundCapture(tables, self.watch, self.events)
         claims = Claims(
             *(tables, store, account, committer, self.watch, hashes, self.events),
             has_windows=overlap is not None,

@@ -24,7 +24,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.cuda import device_of
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.table_events import TableEvents
@@ -111,7 +110,6 @@ class BackgroundCapture:
 
     Args:
         watch: sees what changes the tables, and when.
-        hashes: compares rows that were captured in a window.
         events: report before tables change and before trackers are used, as snapshots use both.
     """
 
@@ -119,7 +117,6 @@ class BackgroundCapture:
         self,
         tables: Sequence[Table],
         watch: TableWatch,
-        hashes: SavedHashes,
         events: TableEvents,
     ) -> None:
         self._tables = tables
@@ -128,7 +125,6 @@ class BackgroundCapture:
         weakref.finalize(self, self._thread.end).atexit = False
         self._snapshot: Snapshot | None = None
         self._is_open = False
-        self._hashes = hashes
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
         self._events = events
@@ -166,7 +162,6 @@ class BackgroundCapture:
         if snapshot.state != "capturing":
             return
         self._snapshot = snapshot
-        self._hashes.open_window()
         self._is_open = True
         self._thread.resume(partial(capture_until, snapshot, step))
 
@@ -184,18 +179,11 @@ class BackgroundCapture:
         if snapshot is not None:
             if self._is_open:
                 self._watch.check()
-                self._check_window()
                 if snapshot.rows.are_of_fixed_step:
                     snapshot.capture_rows(snapshot.first_step, max_bytes=0, wait_for_slot=True)
             if not snapshot.has_rows_left:
                 self._snapshot = None
         self._is_open = False
-
-    def _check_window(self) -> None:
-        changed = self._hashes.check_window()
-        if changed is not None:
-            what = f"row {changed.row_id} changed while it was being captured"
-            self._watch.changes.record_hidden(changed.table, what)
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot

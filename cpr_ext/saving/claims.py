@@ -127,7 +127,6 @@ class Claims:
             if not self._is_comparing:
                 self._advance(_SLICE_BYTES)  # what its capture has left to compare goes now
             self._give_up_changed()
-        self.hashes.begin_snapshot()
 
     def _give_up_changed(self) -> None:
         """End a check of rows that have changed before they were compared, as was seen."""

@@ -141,6 +141,7 @@ class Outcomes:
             snapshot.last_step,
             snapshot.num_samples,
             snapshot.file_bytes,
+            snapshot.live_bytes,
             is_base=snapshot.kind == "base",
         )
         if self.read_back is None:

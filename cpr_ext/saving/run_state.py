@@ -6,13 +6,10 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
-import torch
-
 from cpr_ext.errors import UsageError
 from cpr_ext.saving.metrics import Metrics
 from cpr_ext.saving.schedules import RunCosts, Schedule
-from cpr_ext.state.precision import Precision, precision_of_row, stored_row_bytes
-from cpr_ext.state.table import WEIGHT, Table
+from cpr_ext.state.table import Table
 
 # Steps after which the speed of training is told: the first ones are slower.
 _STEPS_FOR_SPEED = 20
@@ -25,7 +22,6 @@ class CostMeter:
     Args:
         prioritized: names of the tables of which a partial snapshot saves a share.
         fraction: that share.
-        precision: in which snapshots keep rows.
     """
 
     def __init__(
@@ -34,9 +30,7 @@ class CostMeter:
         prioritized: Collection[str],
         fraction: float,
         num_shards: int,
-        precision: Precision | None = None,
     ) -> None:
-        self._precision = precision or Precision()
         self._tables = tables
         self._prioritized = prioritized
         self._fraction = fraction
@@ -74,18 +68,15 @@ class CostMeter:
         """Whether speed is known since this step, or is known much better than when last asked."""
         return self._steps in _STEPS_WITH_NEWS
 
-    def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
-        """Record a committed snapshot."""
-        exact_bytes = file_bytes
-        with suppress(UsageError):  # a table that cannot be saved any more
-            exact_bytes = self._in_float32(file_bytes, "base" if is_base else "partial")
+    def note_snapshot(self, live_bytes: int, *, is_base: bool) -> None:
+        """Record a committed snapshot; ``live_bytes``: of what it holds, as training has it."""
         if self._snapshot_seconds:
             self._save_seconds += self._snapshot_seconds
-            self._saved_bytes += exact_bytes
+            self._saved_bytes += live_bytes
         self._snapshot_seconds = 0.0
         if is_base:
-            self._base_bytes = exact_bytes
-            with suppress(UsageError):
+            self._base_bytes = live_bytes
+            with suppress(UsageError):  # a table that cannot be saved any more
                 self._prioritized_bytes = self._measure(self._prioritized)
 
     def note_failed_snapshot(self) -> None:
@@ -120,30 +111,6 @@ class CostMeter:
             load_shard_hours=_hours(self._load_shard_seconds),
         )
 
-    def _in_float32(self, file_bytes: int, kind: str) -> int:
-        """Return the bytes of a snapshot without rounding: its rows are copied all the same."""
-        share = self._row_share(kind, [table.name for table in self._tables])
-        if share == 1:
-            return file_bytes
-        all_rows = self._measure([table.name for table in self._tables])
-        if kind == "base":
-            return file_bytes + round((1 - share) * all_rows)
-        other = max(0, self._base_bytes - all_rows)
-        return other + round(max(0, file_bytes - other) / share)
-
-    def _row_share(self, kind: str, names: Collection[str]) -> float:
-        """Return the bytes of the rows of these tables in a snapshot, as a share of float32's."""
-        if self._precision.is_exact:
-            return 1.0
-        of_weights, of_state = self._precision.of_weights(kind), self._precision.state
-        stored = sum(
-            _stored_bytes(array, of_weights if name == WEIGHT else of_state)
-            for table in self._tables
-            if table.name in names
-            for name, array in table.clean_arrays().items()
-        )
-        return stored / (self._measure(names) or 1) or 1.0
-
     def _measure(self, names: Collection[str]) -> int:
         return sum(
             array.nbytes
@@ -151,14 +118,6 @@ class CostMeter:
             if table.name in names
             for array in table.clean_arrays().values()
         )
-
-
-def _stored_bytes(array: torch.Tensor, precision: str) -> int:
-    """Return the bytes of all rows of an array in a snapshot, if all of them can be rounded."""
-    if array.dtype != torch.float32 or not len(array):
-        return array.nbytes
-    elements = array.numel() // len(array)
-    return len(array) * stored_row_bytes(elements, precision_of_row(elements, precision))
 
 
 def _hours(seconds: float | None) -> float | None:
@@ -209,9 +168,9 @@ class RunState:
             self.update_schedule()
 
     def note_committed(
-        self, step: int, num_samples: int, file_bytes: int, *, is_base: bool
+        self, step: int, num_samples: int, file_bytes: int, live_bytes: int, *, is_base: bool
     ) -> None:
-        """Record a durable snapshot of the position ``step``, ``num_samples``."""
+        """Record a durable snapshot of a position; see :meth:`CostMeter.note_snapshot`."""
         self.metrics.snapshot_step, self.metrics.snapshot_time = step, time.time()
         self._saved_samples = [num_samples] * self._num_shards
         self.metrics.bytes_written += file_bytes
@@ -219,7 +178,7 @@ class RunState:
             self.metrics.base_snapshots += 1
         else:
             self.metrics.partial_snapshots += 1
-        self._meter.note_snapshot(file_bytes, is_base=is_base)
+        self._meter.note_snapshot(live_bytes, is_base=is_base)
 
     def note_failed(self, error: BaseException) -> None:
         """Record a failed snapshot."""

@@ -15,23 +15,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import CudaError, UsageError
 from cpr_ext.runtime.cuda import device_of
-from cpr_ext.saving.selection import RowIds, Selection
 from cpr_ext.state.slot_keys import is_key_array
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.outside_changes import RowSpans
 from cpr_ext.tracking.trackers import Tracker, native_trackers
-
-# Of a window, training waits for so many comparisons, of so many rows each.
-_CHECKED_OF_A_WINDOW, _CHECKED_ROWS = 4, 16
 
 
 @dataclass(frozen=True)
@@ -106,10 +100,6 @@ class TableHashes:
     def record_range(self, begin: int, end: int) -> None:
         """Record rows [begin, end) as they are, which is as they are saved."""
         self.native.record_range(self.arrays(), begin, end, self._pool)
-
-    def compare(self, row_ids: RowIds) -> ChangedRow | None:
-        """Compare the clean ones of rows (n,) int64; return one that differs."""
-        return self._changed(self.native.compare(self.arrays(), self.tracker, row_ids)[0])
 
     def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
@@ -236,7 +226,6 @@ class SavedHashes:
             table.name: _hashes_of(table, trackers[table.name], pool) for table in tables
         }
         self._pool = pool
-        self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._left: deque[TableHashes] = deque()
         self._is_passing = False
         self.bytes_compared = 0  # by all passes, of tables on the host
@@ -251,7 +240,6 @@ class SavedHashes:
         """Forget all hashes: which rows equal their saved state is known from elsewhere."""
         for each in self._tables.values():
             each.forget()
-        self.begin_snapshot()
 
     def note_whole(self, table: Table) -> None:
         """Note that all rows of a table are recorded from now on, clean ones, too."""
@@ -277,7 +265,6 @@ class SavedHashes:
                         each.record_range(begin, end)
             except (UsageError, CudaError):  # they cannot be compared later, either
                 each.forget()
-        self.begin_snapshot()
 
     def are_unchanged(self, table: Table, ranges: RowSpans) -> bool:
         """Return whether all rows of some ranges that count as clean have their saved hash."""
@@ -299,33 +286,6 @@ class SavedHashes:
     def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
         """Return what is to record rows of a table's arrays when they are captured."""
         return self._tables[table.name].recorder(arrays)
-
-    def note_captured(self, selection: Selection, first: int, count: int) -> None:
-        """Note that rows [first, first + count) of a selection, by position, are captured."""
-        if self._window and self._window[-1][0] is selection and self._window[-1][2] == first:
-            first = self._window.pop()[1]
-        self._window.append((selection, first, first + count))
-
-    def begin_snapshot(self) -> None:
-        """Begin a snapshot: rows of the last one that were not captured never will be."""
-        self._window.clear()
-
-    def open_window(self) -> None:
-        """Begin a window in which rows are captured while training only reads them."""
-        self._window.clear()
-
-    def check_window(self) -> ChangedRow | None:
-        """Return a row that changed since it was captured in this window, if one of some did."""
-        window, self._window = self._window, []
-        for selection, first, end in window[:: 1 + len(window) // _CHECKED_OF_A_WINDOW]:
-            hashes = self._tables[selection.table.name]
-            if hashes.is_on_device:
-                continue
-            row_ids = _spread(selection, first, end - first)
-            # What cannot be compared cannot be saved any more, as its snapshot will say.
-            for changed in _found(hashes, methodcaller("compare", row_ids)):
-                return changed
-        return None
 
     def check_changing(
         self, changing: Iterable[tuple[Table, torch.Tensor]]
@@ -418,29 +378,9 @@ def _as_unknown() -> Iterator[None]:
         raise UnknownRowsError(str(error)) from error
 
 
-def _found(
-    hashes: TableHashes, compare: Callable[[TableHashes], ChangedRow | None]
-) -> Iterator[ChangedRow]:
-    """Yield what a comparison finds; nothing if the table cannot be compared."""
-    try:
-        changed = compare(hashes)
-    except (UsageError, CudaError):
-        return
-    if changed is not None:
-        yield changed
-
-
 def _hashes_of(table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> TableHashes:
     """Return the hashes of a table, in the memory that has the table."""
     device = device_of(table.weight)
     if device is None:
         return TableHashes(table, tracker, pool)
     return _DeviceHashes(table, tracker, pool, device)
-
-
-def _spread(selection: Selection, first: int, count: int) -> RowIds:
-    """Return ids of some of the rows [first, first + count) of a selection, spread over them."""
-    num_rows = min(_CHECKED_ROWS, count)
-    positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
-    positions[-1] = first + count - 1
-    return positions if selection.row_ids is None else selection.row_ids[positions]

@@ -56,6 +56,11 @@ class TableSource:
         return Source(self, self.table.with_range(begin, num_rows))
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, as training has it."""
+        return sum(array.nbytes // len(array) for array in self.arrays.values())
+
+    @property
     def was_replaced(self) -> bool:
         """Return whether training now uses other memory than this."""
         if self.live_arrays is None:

@@ -56,6 +56,7 @@ class Snapshot:
         last_step: the step of its last row and of its dense part.
         num_samples: samples trained at ``last_step``.
         file_bytes: bytes of its two segments.
+        live_bytes: of what they hold, as training has it.
         is_at_once: rows were chosen and captured between two steps.
         is_candidate: it holds all dirty rows of one step, and everything else of it.
         compared: names of the tables of which rows are to be compared with what was saved before
@@ -82,7 +83,7 @@ class Snapshot:
         self.rows = SnapshotRows(context, number, self._id, kind, options)
         self.last_step = -1
         self.num_samples = 0
-        self.file_bytes = 0
+        self.file_bytes = self.live_bytes = 0
         self.is_at_once = False
         self.is_candidate = False
         self.compared: frozenset[str] = frozenset()
@@ -259,6 +260,7 @@ class Snapshot:
         capture.keep_file()
         self.rows.note_committed()
         self.file_bytes = record.file_bytes + (0 if rows is None else rows.file_bytes)
+        self.live_bytes = record.file_bytes + self.rows.live_bytes
         self.content, self._dense = content_digest(dense), None
 
     def give_up(self, error: Exception | str) -> None:

@@ -53,7 +53,8 @@ class SnapshotRows:
 
     Attributes:
         first_step: the step of the first captured row; -1: none is captured yet.
-        bytes_captured: so far.
+        bytes_captured: so far, in staging slots.
+        live_bytes: of all its rows, as training has them.
         are_all_dirty: rows are chosen whatever their priority: all that are dirty.
         are_of_fixed_step: all rows have their values at ``first_step``, whenever captured.
         is_committed: the manifest names its segments.
@@ -68,7 +69,7 @@ class SnapshotRows:
         options: WriteOptions,
     ) -> None:
         self.first_step = -1
-        self.bytes_captured = 0
+        self.bytes_captured = self.live_bytes = 0
         self.are_all_dirty = False
         self.are_of_fixed_step = False
         self.is_committed = False
@@ -156,6 +157,7 @@ class SnapshotRows:
 
     def _source_of(self, selection: Selection) -> Source:
         of_table = self._table(selection.table)
+        self.live_bytes += selection.num_rows * of_table.row_bytes
         if selection.row_ids is None:
             return of_table.range(0, selection.num_rows)
         return of_table.rows(selection.row_ids)
@@ -224,8 +226,6 @@ class SnapshotRows:
         )
         if chunks and self.first_step < 0:
             self.first_step = step
-        for table, first, count, *_ in chunks:
-            self._context.hashes.note_captured(self._selections[table], first, count)
         before, self.bytes_captured = self.bytes_captured, capture.captured_bytes
         return self.bytes_captured > before
 
@@ -245,6 +245,8 @@ class SnapshotRows:
         if found:
             self._sources = found
             self._watch(found).take_all()
+        of_tables = ((each.num_rows, self._table(each.table)) for each in self._selections)
+        self.live_bytes = sum(num_rows * source.row_bytes for num_rows, source in of_tables)
         self._tables = {}
         self._are_gathered = True
         return True

@@ -21,7 +21,7 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-from cpr_ext.errors import RowIndexError, StoreError, UsageError
+from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
 from cpr_ext.integrations.torchrec.row_cache import RowCache
@@ -153,7 +153,7 @@ def test_indices_of_an_operator_are_told_apart_by_table(data):
     lookups = KernelLookups(operator, RowCache(operator))
     lookups.tables.update({i: Table(f"t{i}", weights[i]) for i in (0, 2)})  # t1 is not here
     noted = {"t0": [], "t2": []}
-    (handle,) = lookups.watch_lookups(lambda table, indices: noted[table.name].extend(indices.tolist()))
+    (handle,) = lookups.watch_lookups(lambda table, rows: noted[table.name].extend(rows.tolist()))
     lengths = torch.tensor([0] + [len(bag) for feature in bags for bag in feature])
     operator(
         torch.tensor([row for feature in bags for bag in feature for row in bag]).long(),

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import cpr_ext
+from cpr_ext import Precision, StoreOptions
 from cpr_ext.saving.run_state import CostMeter
-from cpr_ext.state.precision import Precision
 from cpr_ext.state.table import Table
+from python_tests.helpers import Trained
 
 
 @pytest.fixture
@@ -39,22 +41,6 @@ def test_a_whole_save_costs_the_stall_per_byte_times_the_bytes_of_a_base(meter):
     assert meter.costs().save_hours == pytest.approx(0.8 * 20 / 25 / 3600)
 
 
-def test_rounded_rows_count_as_if_they_were_float32(clock):
-    weight = torch.nn.Parameter(torch.zeros(1000, 16))
-    meter = CostMeter([Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(partial="int8"))
-    meter.note_snapshot(66_000, is_base=True)
-    meter.note_step(10, 0.3, is_saving=True)
-    meter.note_snapshot(8000, is_base=False)
-    # 0.3 s for a quarter of the rows, 16 kB as they are copied, and 2 kB that are not rounded.
-    assert meter.costs().save_hours == pytest.approx(66 / 18 * 0.3 / 3600)
-    assert (meter.costs().prioritized_bytes, meter.costs().other_bytes) == (64_000, 2000)
-    halves = CostMeter(
-        [Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(base="float16")
-    )
-    halves.note_snapshot(36_000, is_base=True)
-    assert halves.costs().other_bytes == 0
-
-
 def test_a_failed_snapshot_and_one_that_held_no_step_tell_nothing(meter):
     meter.note_step(10, 0.5, is_saving=True)
     meter.note_failed_snapshot()
@@ -83,3 +69,25 @@ def test_load_times_are_those_of_the_last_recovery_that_read_something(meter):
     meter.note_recovery(1.8, bytes_read=10, of_shards=True)
     assert meter.costs().load_hours == pytest.approx(0.001)
     assert meter.costs().load_shard_hours == pytest.approx(0.0005)
+
+
+class Observed(cpr_ext.EverySteps):
+    def observe(self, costs):
+        object.__setattr__(self, "costs", costs)
+
+
+def test_what_is_rounded_counts_as_training_has_it(tmp_path):
+    seen = []
+    for precision in ("float32", "int8"):
+        schedule = Observed(1000)
+        options = StoreOptions(precision=Precision(base=precision))
+        run = Trained(tmp_path / precision, {"a": (400, 16)}, schedule=schedule, store=options)
+        run.train(1)
+        run.checkpointer.wait()
+        run.train(1)
+        seen.append(schedule.costs.prioritized_bytes + schedule.costs.other_bytes)
+        assert run.checkpointer.metrics.bytes_written > 0
+        run.checkpointer.close()
+    exact, rounded = seen
+    assert exact > 2 * 400 * 16 * 4
+    assert abs(exact - rounded) < 400  # of the header of its dense part

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import cpr_ext
 from cpr_ext.errors import SnapshotError, UsageError
-from python_tests.tracking.watched import N, Watched, backward, hooks_of, make_plain, plain
+from python_tests.tracking.watched import N, Watched, backward, hooks_of, plain
 
 
 def test_rows_of_a_sparse_gradient_count_with_multiplicity_at_the_optimizers_step(run):

@@ -10,7 +10,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning
 from python_tests.helpers import die
-from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
+from python_tests.tracking.watched import NEVER, N, backward, make_plain, plain
 
 
 def train_rows(run, *rows):
