@@ -6,7 +6,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from cpr_ext._native import native
 from cpr_ext.checkpointer.session import Session
 from cpr_ext.errors import CprError, DamageError, UntrackedChangeWarning, UsageError
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode, settle_slots
-from cpr_ext.recovery.report import Findings, RecoveryReport, StateSource, age_of
+from cpr_ext.recovery.report import RecoveryReport, StateSource, age_of
 from cpr_ext.recovery.restore import LiveModel, read_dense
 from cpr_ext.recovery.sources import OtherStores
 from cpr_ext.recovery.verify import check_segment
@@ -54,7 +53,7 @@ class Healing:
         """Read every byte of the store, and heal what is damaged; True: something was."""
         return self._heal_what_fails(check_segment)
 
-    def heal_rows(self, findings: Findings) -> bool:
+    def heal_rows(self, findings: RecoveryReport) -> bool:
         """Heal files in which a recovery found damaged rows; True: recover again."""
         paths = {damaged.path for damaged in findings.damaged_segments}
         records = self._store.manifest.records()
@@ -131,10 +130,10 @@ class RecoveryCalls:
             self._inventory.follow_structure(self._watch)
             self._healing.heal_headers()
             if lost is not None:
-                findings = self._healed(partial(self._recover_shards, lost, on_damage), on_damage)
-                findings.source = self._own_source()
+                report = self._healed(partial(self._recover_shards, lost, on_damage), on_damage)
+                report.source = self._own_source()
             elif from_store is not None and self._store.is_empty:
-                findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
+                report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
                 recover_all = partial(
                     self._recoverer.recover_all,
@@ -144,13 +143,13 @@ class RecoveryCalls:
                     up_to_step=up_to_step,
                     at_step=at_step,
                 )
-                findings = self._healed(recover_all, on_damage)
-                if self._healing.heal_rows(findings):
-                    findings = recover_all()
-                findings.source = self._own_source()
-                self._note_all(findings, is_own_store=True)
-        findings.seconds = time.perf_counter() - started
-        report = self._report(findings)
+                report = self._healed(recover_all, on_damage)
+                if self._healing.heal_rows(report):
+                    report = recover_all()
+                report.source = self._own_source()
+                self._note_all(report, is_own_store=True)
+        report.seconds = time.perf_counter() - started
+        self._note_damage(report)
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
         _log(report, lost)
         return report
@@ -171,23 +170,21 @@ class RecoveryCalls:
         with self._guard.in_call("adopt()"):
             self._dense.capture()  # which refuses what could not be read again
             self._recorder.forget()
-            self._note_all(Findings(step, num_samples, ()), is_own_store=False)
+            self._note_all(RecoveryReport(step, num_samples, ()), is_own_store=False)
 
-    def _report(self, findings: Findings) -> RecoveryReport:
-        """Build the report; what damage took is lost in it, in the metrics and in the log."""
-        report = findings.report()
+    def _note_damage(self, report: RecoveryReport) -> None:
+        """Count what damage took as lost in the report, in the metrics and in the log."""
         if report.damage is None:
-            return report
+            return
         num_rows = sum(table.num_embeddings for table in self._recoverer.tables)
-        samples_lost = findings.samples_of_damage(num_rows, self._num_shards)
+        samples_lost = report.samples_of_damage(num_rows, self._num_shards)
         self._account.note_damage(report.rows_damaged, samples_lost)
         logger.warning(
             "%s: %s. Save a base snapshot soon, and see 'cpr verify'",
             *(self._store.directory, report.damage),
         )
-        return replace(
-            report, samples_lost=report.samples_lost + samples_lost, row_updates_lost=None
-        )
+        report.samples_lost += samples_lost
+        report.row_updates_lost = None
 
     def _own_source(self) -> StateSource | None:
         """Return where the state comes from that this store has; None: it has none."""
@@ -205,7 +202,7 @@ class RecoveryCalls:
         )
         return source
 
-    def _healed(self, recover: Callable[[], Findings], on_damage: OnDamage) -> Findings:
+    def _healed(self, recover: Callable[[], RecoveryReport], on_damage: OnDamage) -> RecoveryReport:
         """Recover; if damage was refused, which changed nothing, heal it and recover again."""
         try:
             return recover()
@@ -241,7 +238,7 @@ class RecoveryCalls:
         is_fresh = self._has_recovered and recovered.step == self._account.step
         return declared.own_values(recovered.values if is_fresh else self._dense.values())
 
-    def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
+    def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> RecoveryReport:
         def lost_rows(table: Table) -> list[tuple[int, int]]:
             rows = table.num_embeddings
             return [shard_row_range(rows, shard, self._num_shards) for shard in lost]
@@ -269,10 +266,10 @@ class RecoveryCalls:
 
     def _recover_from(
         self, from_store: StorePaths, mode: RecoveryMode, *, strict: bool, on_damage: OnDamage
-    ) -> Findings:
+    ) -> RecoveryReport:
         by_name = isinstance(from_store, str | os.PathLike)
 
-        def read(readers: list[StoreReader]) -> Findings:
+        def read(readers: list[StoreReader]) -> RecoveryReport:
             return self._recoverer.recover_from(
                 readers, mode, by_name=by_name, strict=strict, on_damage=on_damage
             )
@@ -285,7 +282,7 @@ class RecoveryCalls:
         self._note_all(findings, is_own_store=False)
         return findings
 
-    def _note_all(self, findings: Findings, *, is_own_store: bool) -> None:
+    def _note_all(self, findings: RecoveryReport, *, is_own_store: bool) -> None:
         """Record that everything was restored: training resumes from the position found."""
         self._account.note_all_recovered(
             findings.step, findings.num_samples, self._recoverer.position.samples_lost
@@ -379,9 +376,9 @@ def load_into(
     threads = native.ThreadPool(num_threads=min(4, os.cpu_count() or 1))
     live = LiveModel(model, (), {table.name: table for table in found}, threads, direct_io=True)
 
-    def read(readers: list[StoreReader]) -> Findings:
+    def read(readers: list[StoreReader]) -> RecoveryReport:
         source = OtherStores(readers, live, mode == "full", by_name, strict, weights_only=True)
-        findings = Findings()
+        findings = RecoveryReport()
         part = source.newest(findings)
         position = read_position(part.tree())
         restore_dense(part, model, (), source.tables, strict=strict, generators=False)
@@ -397,4 +394,4 @@ def load_into(
     findings = read_committed_all(stores, read, lambda result: not result.damaged_segments)
     findings.source = StateSource("other stores", ", ".join(map(str, stores)))
     findings.seconds = time.perf_counter() - started
-    return findings.report()
+    return findings

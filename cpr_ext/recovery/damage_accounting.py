@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
@@ -59,7 +59,7 @@ class OpenedSegments:
         return has_base and len(usable) == len(self.found) and not any(s.damaged for s in usable)
 
     def note_damage(
-        self, findings: Findings, path: Path, chunk: int, num_rows: int, error: DamageError
+        self, findings: RecoveryReport, path: Path, chunk: int, num_rows: int, error: DamageError
     ) -> None:
         """Record a damaged chunk; it may be met several times, and counts once."""
         (segment,) = (s for s in self.usable if s.rows.segment.path == path)
@@ -69,7 +69,7 @@ class OpenedSegments:
 
 
 def open_up_to(
-    reader: StoreReader, snapshot: int, findings: Findings, direct_io: bool
+    reader: StoreReader, snapshot: int, findings: RecoveryReport, direct_io: bool
 ) -> OpenedSegments:
     """Open all segments of rows up to a snapshot, also those that serve as a fallback.
 
@@ -101,7 +101,7 @@ class _Span:
     chunk: int
 
 
-def account(opened: OpenedSegments, ranges: Ranges, findings: Findings) -> None:
+def account(opened: OpenedSegments, ranges: Ranges, findings: RecoveryReport) -> None:
     """Add the rows that are older, missing or possibly stale to the findings.
 
     Args:
@@ -146,7 +146,7 @@ class _Tally:
                 if self.rows_unknown is not None:
                     self.rows_unknown += segment.rows.segment.chunks[chunk][2]
 
-    def block(self, begin: int, end: int, findings: Findings) -> int:
+    def block(self, begin: int, end: int, findings: RecoveryReport) -> int:
         """Account for rows [begin, end); how many of them have no state newer than an unknown."""
         count, table = end - begin, self._table
         # Of each row, the number of the segment and the step: saved there last, and restored from.

@@ -14,7 +14,7 @@ import torch
 
 from cpr_ext.errors import StoreError
 from cpr_ext.recovery.damage_accounting import OpenedSegments, account, open_up_to
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.slot_keys import is_key_array
@@ -141,7 +141,7 @@ class StoreAt:
 
 
 def newest_of_all(
-    readers: Sequence[StoreReader], *, full: bool, findings: Findings
+    readers: Sequence[StoreReader], *, full: bool, findings: RecoveryReport
 ) -> tuple[list[StoreAt], SegmentRecord, DensePart]:
     """Return each store's newest snapshot, and the newest dense part of all.
 
@@ -194,7 +194,7 @@ def _common_points(readers: Sequence[StoreReader]) -> list[dict[int, SegmentReco
 def stored_arrays(store: StoreAt) -> dict[str, dict[str, ArraySpec]]:
     """Return the weight and per-row states of a store's readable segments, by table and name."""
     found: dict[str, dict[str, ArraySpec]] = {}
-    for usable in open_at(store, Findings(), direct_io=False).usable:
+    for usable in open_at(store, RecoveryReport(), direct_io=False).usable:
         for spec in usable.rows.segment.layout.tables:
             arrays = found.setdefault(spec.name, {})
             arrays.update({array.name: array for array in spec.arrays})
@@ -204,7 +204,7 @@ def stored_arrays(store: StoreAt) -> dict[str, dict[str, ArraySpec]]:
 def import_rows(
     store: StoreAt,
     copies: Mapping[str, Sequence[PartCopy]],
-    findings: Findings,
+    findings: RecoveryReport,
     *,
     direct_io: bool = True,
 ) -> None:
@@ -233,7 +233,7 @@ def import_rows(
     findings.bytes_read += sum(segment.bytes_read for segment in segments)
 
 
-def open_at(store: StoreAt, findings: Findings, *, direct_io: bool) -> OpenedSegments:
+def open_at(store: StoreAt, findings: RecoveryReport, *, direct_io: bool) -> OpenedSegments:
     """Open the segments up to the store's snapshot; damage is noted in the findings."""
     return open_up_to(store.reader, store.snapshot, findings, direct_io)
 
@@ -243,7 +243,7 @@ def _copy(
     copies: Sequence[PartCopy],
     begin: int,
     end: int,
-    findings: Findings,
+    findings: RecoveryReport,
 ) -> None:
     taken = [
         (copy, [array.name for array in rows.arrays if copy.make_place(array)]) for copy in copies

@@ -16,7 +16,7 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.restore import LiveModel
 from cpr_ext.recovery.sources import ModelSource, OtherStores, OwnStore, RowsSource
 from cpr_ext.state.dense_schema import read_position
@@ -35,7 +35,7 @@ _LIVE, _NEWEST, _OLDER = 2, 1, 0
 
 
 def settle_slots(
-    table: Table, restored: Iterable[tuple[int, int]], findings: Findings
+    table: Table, restored: Iterable[tuple[int, int]], findings: RecoveryReport
 ) -> torch.Tensor:
     """Empty the slots of a keyed table whose key another slot has with more right.
 
@@ -141,7 +141,7 @@ class Recoverer:
         num_samples: int,
         on_damage: OnDamage,
         counts_are_exact: Callable[[Table, int, int], bool],
-    ) -> Findings:
+    ) -> RecoveryReport:
         """Restore the rows of shards of a live model, and nothing else.
 
         Args:
@@ -160,7 +160,7 @@ class Recoverer:
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
-        findings = Findings(step, num_samples, tuple(shards))
+        findings = RecoveryReport(step, num_samples, tuple(shards))
         for tracker, table, begin, end in self._tracked(shards):
             if table.updates_only_looked_up_rows() and counts_are_exact(table, begin, end):
                 findings.add_stale(tracker.num_dirty(begin, end))
@@ -186,7 +186,7 @@ class Recoverer:
         on_damage: OnDamage,
         up_to_step: int | None = None,
         at_step: int | None = None,
-    ) -> Findings:
+    ) -> RecoveryReport:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
@@ -214,7 +214,7 @@ class Recoverer:
         by_name: bool,
         strict: bool,
         on_damage: OnDamage,
-    ) -> Findings:
+    ) -> RecoveryReport:
         """Restore everything from other stores, which are only read.
 
         Args:
@@ -229,12 +229,12 @@ class Recoverer:
         source = OtherStores(readers, self._live, mode == "full", by_name, strict)
         return self._recover(source, on_damage=on_damage, strict=strict)
 
-    def _recover(self, source: ModelSource, *, strict: bool, on_damage: OnDamage) -> Findings:
+    def _recover(self, source: ModelSource, *, strict: bool, on_damage: OnDamage) -> RecoveryReport:
         """Recover a whole model: the path of every source."""
         if on_damage == "raise":
             source.refuse_damage()
         self._begin_restore()
-        live, findings = self._live, Findings(shards=tuple(range(self._num_shards)))
+        live, findings = self._live, RecoveryReport(shards=tuple(range(self._num_shards)))
         part, position = source.newest(findings), Position(0, 0, {})
         if part is not None:
             position = read_position(part.tree())
@@ -289,7 +289,7 @@ class Recoverer:
             warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
         return texts
 
-    def _settle_slots(self, shards: Sequence[int], findings: Findings) -> None:
+    def _settle_slots(self, shards: Sequence[int], findings: RecoveryReport) -> None:
         """See to it that no slot of a keyed table has a row under another id."""
         for table in self.tables:
             if table.slots is None:

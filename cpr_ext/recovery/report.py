@@ -76,9 +76,9 @@ class OlderRows:
     steps_older: torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecoveryReport:
-    """The report of a recovery, built once at its end.
+    """The report of a recovery, which fills it.
 
     Attributes:
         step: the step from which training resumes (0: the store was empty).
@@ -164,40 +164,6 @@ class RecoveryReport:
             text += f"; up to {self.rows_possibly_stale} further rows may be older"
         return text
 
-
-@dataclass
-class Findings:
-    """The numbers of a recovery so far; see :class:`RecoveryReport` for each."""
-
-    step: int = 0
-    num_samples: int = 0
-    shards: tuple[int, ...] = ()
-    rows_restored: int = 0
-    rows_stale: int | None = 0
-    rows_missing: int = 0
-    rows_possibly_stale: int = 0
-    older_rows: dict[str, OlderRows] = field(default_factory=dict)
-    missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
-    samples_lost: int = 0
-    row_updates_lost: int | None = 0
-    rows_of_other_ids: int = 0
-    rows_rounded: int = 0
-    segments_read: int = 0
-    bytes_read: int = 0
-    damaged_segments: list[DamagedSegment] = field(default_factory=list)
-    seconds: float = 0.0
-    state: dict[str, Any] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    is_complete: bool = False
-    source: StateSource | None = None
-
-    def report(self) -> RecoveryReport:
-        """Build the report; what is found later does not change it."""
-        return RecoveryReport(
-            **{name: _own(value) for name, value in vars(self).items() if name != "state"},
-            state=self.state,
-        )
-
     def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
         """Record that a segment, or ``num_rows`` rows of it, is unusable."""
         self.damaged_segments.append(DamagedSegment(path, str(error), num_rows))
@@ -246,7 +212,3 @@ class Findings:
         found = [self.missing_rows[table]] if table in self.missing_rows else []
         found += [self.older_rows[table].row_ids] if table in self.older_rows else []
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict | list) else value

@@ -16,7 +16,7 @@ from cpr_ext.recovery.import_store import (
     part_of,
     stored_arrays,
 )
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.slot_keys import EMPTY, KEY, is_key_array
 from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.state.table_part import TablePart
@@ -105,7 +105,7 @@ def _give(parts: Sequence[tuple[KeyedCopy, Mapping[str, torch.Tensor]]]) -> list
 def _keys_of(store: StoreAt, name: str, num_rows: int) -> dict[str, torch.Tensor]:
     """Return keys and scores of a stored table, (num_rows, ...) each."""
     found: dict[str, torch.Tensor] = {KEY: torch.full((num_rows,), EMPTY)}
-    usable = open_at(store, Findings(), direct_io=False).usable
+    usable = open_at(store, RecoveryReport(), direct_io=False).usable
     rows = NewestRows(name, [each.rows for each in usable])
     step = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
     for at in range(0, num_rows, step):
@@ -207,7 +207,7 @@ class CopyPlan:
         """Whether no table takes anything."""
         return not any(self._copies) and not self._of_dense
 
-    def copy(self, findings: Findings, *, direct_io: bool) -> None:
+    def copy(self, findings: RecoveryReport, *, direct_io: bool) -> None:
         """Copy the rows; counts are added to the findings, a row of two parts is counted twice."""
         for state in self._joined:
             state.zero_()

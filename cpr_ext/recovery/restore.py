@@ -25,7 +25,7 @@ from cpr_ext.recovery.damage_accounting import (
     account,
     open_up_to,
 )
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
@@ -103,7 +103,7 @@ def restore_rows(
     wanted: Sequence[Ranges] | None,
     up_to_snapshot: int,
     live: LiveModel,
-    findings: Findings,
+    findings: RecoveryReport,
 ) -> dict[str, set[str]]:
     """Restore rows from the live segments, and nothing else.
 
@@ -201,7 +201,10 @@ def _is_small(array: ArraySpec, weight: ArraySpec) -> bool:
 
 
 def _restore_segments(
-    opened: OpenedSegments, wanted: Sequence[Ranges] | None, live: LiveModel, findings: Findings
+    opened: OpenedSegments,
+    wanted: Sequence[Ranges] | None,
+    live: LiveModel,
+    findings: RecoveryReport,
 ) -> None:
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
     targets = _Targets({name: table.arrays() for name, table in live.tables.items()})
@@ -327,7 +330,7 @@ def read_dense(reader: StoreReader, record: SegmentRecord, *, direct_io: bool = 
 
 
 def newest_undamaged(
-    reader: StoreReader, candidates: Sequence[SegmentRecord], findings: Findings
+    reader: StoreReader, candidates: Sequence[SegmentRecord], findings: RecoveryReport
 ) -> tuple[SegmentRecord, DensePart]:
     """Return the newest usable dense part; add damaged ones to the findings.
 
@@ -367,5 +370,5 @@ def position(directory: str | os.PathLike[str]) -> Position:
     reader = StoreReader(directory)
     if reader.manifest.newest is None:
         return Position(0, 0, {})
-    _, part = newest_undamaged(reader, reader.manifest.dense, Findings())
+    _, part = newest_undamaged(reader, reader.manifest.dense, RecoveryReport())
     return read_position(part.tree())

@@ -12,7 +12,7 @@ from cpr_ext.errors import StoreError
 from cpr_ext.recovery.damage_accounting import Ranges
 from cpr_ext.recovery.import_store import newest_of_all, part_of
 from cpr_ext.recovery.replicated_tables import Regrouped, regroup
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.resharding import CopyPlan
 from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_rows
 from cpr_ext.recovery.verify import refuse_damage
@@ -31,7 +31,7 @@ class RowsSource(Protocol):
     def refuse_damage(self) -> None:
         """Read all that the recovery needs; raises DamageError that names everything damaged."""
 
-    def copy_rows(self, findings: Findings) -> None:
+    def copy_rows(self, findings: RecoveryReport) -> None:
         """Write the newest rows that are wanted into the live tables, and count them."""
 
 
@@ -52,7 +52,7 @@ class ModelSource(RowsSource, Protocol):
     def is_of_job(self) -> bool:
         """Whether it is the state of several processes."""
 
-    def newest(self, findings: Findings) -> DensePart | None:
+    def newest(self, findings: RecoveryReport) -> DensePart | None:
         """Find the newest usable dense part, and refuse another model; changes nothing live.
 
         ``findings`` get the stale rows and the differences. None: nothing was saved or trained yet.
@@ -95,7 +95,7 @@ class OwnStore:
         """See :class:`RowsSource`."""
         refuse_damage(self._reader, self.lost)
 
-    def newest(self, findings: Findings) -> DensePart | None:
+    def newest(self, findings: RecoveryReport) -> DensePart | None:
         """See :class:`ModelSource`."""
         dense = self._reader.manifest.dense
         limit = MAX_COUNT if self.up_to_step is None else self.up_to_step
@@ -134,7 +134,7 @@ class OwnStore:
             )
         return found
 
-    def copy_rows(self, findings: Findings) -> None:
+    def copy_rows(self, findings: RecoveryReport) -> None:
         """See :class:`RowsSource`; with everything, optimizer state that was not saved is dropped.
 
         Raises:
@@ -189,7 +189,7 @@ class OtherStores:
         for reader in self.readers:
             refuse_damage(reader)
 
-    def newest(self, findings: Findings) -> DensePart:
+    def newest(self, findings: RecoveryReport) -> DensePart:
         """See :class:`ModelSource`."""
         live, tables = self.live, list(self.live.tables.values())
         stores, record, part = newest_of_all(self.readers, full=self.full, findings=findings)
@@ -238,7 +238,7 @@ class OtherStores:
         findings.rows_stale = _stale_rows(part, record, differences) if self.by_name else None
         return part
 
-    def copy_rows(self, findings: Findings) -> None:
+    def copy_rows(self, findings: RecoveryReport) -> None:
         """See :class:`RowsSource`."""
         assert self._plan is not None
         self._plan.copy(findings, direct_io=self.live.direct_io)

@@ -15,9 +15,6 @@ from cpr_ext.state.table import Table
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
-# So often choosing rows of a table is interrupted by training; then training waits for it.
-_MOST_STOPS = 3
-
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -184,72 +181,3 @@ class Selector:
             [0] * len(selections),
             [each.table.num_embeddings for each in selections],
         )
-
-
-class RowChoice:
-    """Chooses the rows of a snapshot table by table; on any thread, one at a time.
-
-    Attributes:
-        selections: of the tables of which all is chosen.
-    """
-
-    def __init__(self, selector: Selector, kind: SnapshotKind) -> None:
-        self.selections: list[Selection] = []
-        self._selector = selector
-        self._kind = kind
-        self._pending: dict[str, native.PendingRows] = {}  # by table
-        self._num_stopped = 0  # of the next table
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all rows are chosen."""
-        return len(self.selections) == len(self._selector.tables)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a GPU has not chosen the next rows yet."""
-        if self.is_done:
-            return False
-        pending = self._pending.get(self._selector.tables[len(self.selections)].name)
-        return pending is not None and not pending.is_ready()
-
-    def begin(self) -> None:
-        """Let GPUs choose rows as they are now; :meth:`choose` reads which they are."""
-        if self._kind == "base":
-            return
-        self._selector.record_weights()
-        for table in self._selector.tables:
-            if (pending := self._selector.begin_partial(table)) is not None:
-                self._pending[table.name] = pending
-
-    def choose(
-        self,
-        stop: native.StopFlag | None = None,
-        *,
-        wait: bool = True,
-        dirty_but: Collection[str] | None = None,
-    ) -> None:
-        """Choose rows of the next tables.
-
-        Args:
-            stop: a native ``StopFlag``. Once it is set, the next rows are left for another call;
-                but not more often than a few times.
-            wait: wait for a GPU that chooses, instead of returning.
-            dirty_but: all dirty rows, and all rows of these tables; None: by priority.
-        """
-        selector = self._selector
-        for table in selector.tables[len(self.selections) :]:
-            if not wait and self.is_pending:
-                return
-            if self._kind == "base":
-                found: Selection | None = selector.base(table)
-            elif (pending := self._pending.pop(table.name, None)) is not None:
-                found = selector.end_partial(table, pending)
-            else:
-                asked = None if self._num_stopped >= _MOST_STOPS else stop
-                found = selector.partial(table, asked, dirty_but=dirty_but)
-            if found is not None:
-                self.selections.append(found)
-            self._num_stopped = self._num_stopped + 1 if found is None else 0
-            if stop is not None and stop.is_set():
-                return

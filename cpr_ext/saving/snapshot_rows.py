@@ -25,13 +25,16 @@ from cpr_ext.saving.segment_capture import (
     WriteOptions,
     table_source,
 )
-from cpr_ext.saving.selection import RowChoice, Selection, Selector, SnapshotKind
+from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.trackers import native_trackers
 
 logger = logger_of("saving")
+
+# So often choosing rows of a table is interrupted by training; then training waits for it.
+_MOST_STOPS = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ class SnapshotRows:
         self._kind: SnapshotKind = kind
         self._options = options
         self._precision_of = partial(options.precision_of, kind)
-        self._choice = RowChoice(context.selector, kind)
+        self._chosen: list[Selection] = []  # of the tables of which all rows are chosen
+        self._pending: dict[str, native.PendingRows] = {}  # what GPUs choose, by table
+        self._num_stopped = 0  # so often choosing rows of the next table was interrupted
         self._selections: list[Selection] = []  # but for tables without rows to save
         self._tables: dict[str, TableSource] = {}
         self._sources: list[Source] | None = None  # the copies of GPUs; None: the tables
@@ -92,7 +97,7 @@ class SnapshotRows:
     @property
     def are_chosen(self) -> bool:
         """All rows are chosen."""
-        return self._choice.is_done
+        return len(self._chosen) == len(self._context.selector.tables)
 
     @property
     def are_left(self) -> bool:
@@ -106,30 +111,57 @@ class SnapshotRows:
         return bool(self._selections)
 
     def begin_choosing(self) -> None:
-        """Let GPUs choose rows as they are now."""
-        self._choice.begin()
+        """Let GPUs choose rows as they are now; :meth:`choose` reads which they are."""
+        if self._kind == "base":
+            return
+        selector = self._context.selector
+        selector.record_weights()
+        for table in selector.tables:
+            if (pending := selector.begin_partial(table)) is not None:
+                self._pending[table.name] = pending
 
-    def choose(
-        self,
-        stop: native.StopFlag | None = None,
-        *,
-        wait: bool = True,
-    ) -> None:
-        """Choose rows.
+    @property
+    def _is_pending(self) -> bool:
+        """Whether a GPU has not chosen the next rows yet."""
+        if self.are_chosen:
+            return False
+        pending = self._pending.get(self._context.selector.tables[len(self._chosen)].name)
+        return pending is not None and not pending.is_ready()
+
+    def choose(self, stop: native.StopFlag | None = None, *, wait: bool = True) -> bool:
+        """Choose rows of the next tables; return whether all rows are chosen then.
 
         Args:
-            stop: once it is set, returns after the current table.
+            stop: once it is set, the next rows are left for another call; but not more often than a
+                few times.
             wait: wait for a GPU that chooses, instead of returning.
         """
         if self.are_chosen:
-            return
-        dirty_but = self._moved if self.are_all_dirty else None
-        self._choice.choose(stop, wait=wait, dirty_but=dirty_but)
-        if self._choice.is_done:
-            self._selections = [each for each in self._choice.selections if each.num_rows > 0]
-            for each in self._selections:
-                if each.row_ids is None:
-                    self._context.hashes.note_whole(each.table)
+            return True
+        for table in self._context.selector.tables[len(self._chosen) :]:
+            if not wait and self._is_pending:
+                return False
+            found = self._choose(table, None if self._num_stopped >= _MOST_STOPS else stop)
+            if found is not None:
+                self._chosen.append(found)
+            self._num_stopped = self._num_stopped + 1 if found is None else 0
+            if stop is not None and stop.is_set():
+                break
+        if len(self._chosen) < len(self._context.selector.tables):
+            return False
+        self._selections = [each for each in self._chosen if each.num_rows > 0]
+        for each in self._selections:
+            if each.row_ids is None:
+                self._context.hashes.note_whole(each.table)
+        return True
+
+    def _choose(self, table: Table, stop: native.StopFlag | None) -> Selection | None:
+        selector = self._context.selector
+        if self._kind == "base":
+            return selector.base(table)
+        if (pending := self._pending.pop(table.name, None)) is not None:
+            return selector.end_partial(table, pending)
+        return selector.partial(table, stop, dirty_but=self._moved if self.are_all_dirty else None)
 
     def _begun(self) -> SegmentCapture:
         """Return the capture of the segment, which begins now if it had not."""
@@ -209,11 +241,10 @@ class SnapshotRows:
                 "a table or its optimizer state was replaced while it was being saved (model.to(), "
                 "load_state_dict() or a new parameter); call wait() before such a change"
             )
-        if not self._choice.is_done:
-            if not wait_for_slot and self._choice.is_pending:
+        if not self.are_chosen:
+            if not wait_for_slot and self._is_pending:
                 return False
-            self.choose(stop, wait=wait_for_slot)
-            if not self.are_chosen or (stop is not None and stop.is_set()):
+            if not self.choose(stop, wait=wait_for_slot) or (stop is not None and stop.is_set()):
                 return True
         if not self._is_capturing:
             return False
@@ -254,7 +285,7 @@ class SnapshotRows:
     @property
     def have_all_dirty(self) -> bool:
         """Whether all rows that were dirty when they were chosen are among them."""
-        return self.are_chosen and all(each.has_room for each in self._choice.selections)
+        return self.are_chosen and all(each.has_room for each in self._chosen)
 
     def are_complete(self) -> bool:
         """Return whether with them the store holds every row as it is."""
@@ -262,7 +293,7 @@ class SnapshotRows:
         if self.are_all_dirty and self.are_of_fixed_step:
             return not selector.any_changed()
         is_captured = self._are_gathered or not self.are_of_fixed_step
-        return selector.are_complete(self._choice.selections, is_captured=is_captured)
+        return selector.are_complete(self._chosen, is_captured=is_captured)
 
     def tables_to_compare(self, *, were_captured_at_once: bool) -> frozenset[str]:
         """Return the names of tables of which rows may differ from what the store holds then.
@@ -282,7 +313,7 @@ class SnapshotRows:
     def _holds_whole(self, table: int) -> bool:
         if self.are_all_dirty and not self.are_chosen:
             return False
-        return self._choice.selections[table].row_ids is None
+        return self._chosen[table].row_ids is None
 
     def count_waiting(self) -> int:
         """Return dirty rows that are saved, but captured later."""

@@ -223,7 +223,7 @@ class TableWatch:
             self.changes.versions.accept_assigned(index)
 
     def rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
-        """Tell all who listen that rows (n,) of each table are about to change."""
+        """Report to all who listen that rows (n,) of each table are about to change."""
         self._events.rows_change(tables, row_ids)
         for listener in self._events.listeners:
             for table, ids in zip(tables, row_ids, strict=True):

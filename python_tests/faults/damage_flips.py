@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.report import Findings
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.storage.file_names import PREVIOUS_FILE
@@ -92,7 +92,7 @@ class Flipper:
         except DamageError as error:
             if str(path) not in str(error):
                 return f"not named: {error}"
-        found, _ = newest_undamaged(store.view(), store.manifest.dense, Findings())
+        found, _ = newest_undamaged(store.view(), store.manifest.dense, RecoveryReport())
         good = [r for r in store.manifest.dense if store.path_of(r) != path]
         return None if found == good[-1] else f"it fell back to {found}"
 
