@@ -37,7 +37,7 @@ class Run:
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         if kernel is not None:
             weight = self.model.weight
-            self.table = cpr_ext.Table("0", weight, self.optimizer, lookups=kernel)
+            self.table = cpr_ext.Table("embedding", weight, self.optimizer, lookups=kernel)
             options["tables"] = [self.table]
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []

@@ -139,6 +139,8 @@ class BackgroundCapture:
                 return f"table '{table.name}' has keys, which change while the forward pass runs"
             if device_of(table.weight) is not None:
                 return f"table '{table.name}' is on a GPU, which captures during training"
+            if table.lookups is not None:
+                continue  # a fused kernel, which reports before it changes rows
             if not isinstance(table.optimizer, torch.optim.Optimizer):
                 return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
             if table.weight.untyped_storage().nbytes() != table.weight.nbytes:

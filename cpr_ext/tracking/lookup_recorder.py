@@ -93,6 +93,8 @@ class LookupRecorder:
         self.is_mid_step = False
 
     def _note(self, table: Table, indices: torch.Tensor) -> None:
+        if not self.is_mid_step:
+            self._events.before_use()
         self.is_mid_step = True
         self._rows_change([table], [indices])
         index, indices = self._index[table.name], indices.contiguous()

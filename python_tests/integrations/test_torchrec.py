@@ -21,13 +21,18 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
+from cpr_ext import AllRows, EverySteps, Retention, StoreOptions
+from cpr_ext._native import native
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
 from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from cpr_ext.runtime import cuda
+from cpr_ext.saving import background_capture
+from cpr_ext.saving.background_capture import CaptureThread
 from cpr_ext.state.table import Table
+from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from python_tests.integrations.sharded_models import (
     ALONE,
     FUSED,
@@ -128,6 +133,54 @@ def test_only_passes_that_can_change_rows_are_counted(tmp_path):
         assert counted(lambda: parallel(*inputs).backward()) == num_lookups
         assert not same_tables(before, held(checkpointer))
     assert not any(kernel._forward_hooks for kernel in kernels_of(parallel))
+
+
+def capture_late(monkeypatch):
+    """Have the capture thread's work done at the last moment: when it is told to stop."""
+    monkeypatch.setattr(background_capture, "OVERLAP_BYTES", 0)
+    work = []
+    monkeypatch.setattr(CaptureThread, "resume", lambda self, given: work.append(given))
+
+    def pause(self):
+        while work:
+            work.pop()(native.StopFlag())
+
+    monkeypatch.setattr(CaptureThread, "pause", pause)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_rows_are_captured_while_training_reads_them_until_the_backward_pass(
+    tmp_path, monkeypatch, ends
+):
+    capture_late(monkeypatch)
+    if not ends:
+        note = LookupRecorder._note
+
+        def note_late(self, table, indices):
+            self.is_mid_step = True
+            note(self, table, indices)
+
+        monkeypatch.setattr(LookupRecorder, "_note", note_late)
+    options = {
+        "schedule": EverySteps(2, when_busy="wait"),
+        "priority": AllRows(),
+        "store": StoreOptions(retention=Retention(full_recovery_points=99)),
+    }
+    parallel, optimizer = sharded("row_wise")
+    states = {}
+    with make_checkpointer(parallel, optimizer, tmp_path, **options) as checkpointer:
+        for step in range(1, 13):
+            train(parallel, optimizer, checkpointer, 1)
+            states[step] = held(checkpointer)
+        checkpointer.wait()
+        points = [each.last_step for each in checkpointer.store.manifest.dense if each.is_complete]
+    are_right = len(points) > 2  # else rows were found that differ from what was saved
+    for point in reversed(points):
+        parallel, optimizer = sharded("row_wise", seed=1)
+        with make_checkpointer(parallel, optimizer, tmp_path, **options) as checkpointer:
+            assert checkpointer.recover(at_step=point).step == point
+            are_right &= same_tables(held(checkpointer), states[point])
+    assert are_right == ends
 
 
 @given(data=st.data())
