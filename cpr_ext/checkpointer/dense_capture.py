@@ -29,7 +29,6 @@ from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # Counting the rows that are not saved reads every counter, while training waits.
 _MOST_COUNTED_ROWS = 2_000_000
@@ -52,7 +51,7 @@ class DenseCapture:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         watch: TableWatch,
         account: RunState,
         declared: Declared,
@@ -190,8 +189,7 @@ class DenseCapture:
         num_rows = sum(table.num_embeddings for table in self._tables)
         if num_rows > _MOST_COUNTED_ROWS or not self._watch.changes.are_counted():
             return None
-        trackers = [native_trackers(tracker)[0] for tracker in self._trackers.values()]
-        dirty = sum(native.num_dirty_of(trackers))
+        dirty = sum(native.num_dirty_of(list(self._trackers.values())))
         return dirty - count_waiting()
 
 

@@ -121,11 +121,6 @@ class CheckpointerOptions:
         if isinstance(self.priority, LargestChange) and not self.store.refuses_nan:
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
 
-    @property
-    def chooses_all(self) -> bool:
-        """Whether a partial snapshot saves every dirty row."""
-        return self.priority.fraction >= 1
-
 
 def require_schedule(schedule: Schedule) -> None:
     """Raise UsageError unless it is a schedule whose ``when_busy`` there is."""

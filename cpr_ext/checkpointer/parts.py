@@ -15,11 +15,9 @@ from cpr_ext.checkpointer.options import CheckpointerOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.cuda import device_of, devices_of, make_stagers, use_training_streams
 from cpr_ext.saving.priorities import make_tracker
-from cpr_ext.saving.run_state import CostMeter, RunState
 from cpr_ext.saving.saved_hashes import SavedHashes
 from cpr_ext.saving.saver import SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
-from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import (
@@ -34,7 +32,6 @@ from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_events import TableEvents
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.trackers import native_trackers
 
 # Of torch.distributed; classes that `fully_shard` makes derive from FSDPModule.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
@@ -121,8 +118,7 @@ class Tracking:
     def make_memory(self) -> None:
         """Make the memory of counts and hashes, which else is made when rows are first met."""
         for tracker in self.trackers.values():
-            for each in native_trackers(tracker):
-                each.make_memory()
+            tracker.make_memory()
         self.hashes.make_memory()
 
     def attach(self) -> None:
@@ -148,26 +144,6 @@ class Staging:
             pool=self.threads,
             stagers=self.stagers,
         )
-
-
-def make_account(trained: Trained, tracking: Tracking) -> RunState:
-    """Return what counts a run."""
-    settings = trained.settings
-    meter = CostMeter(
-        trained.tables, tracking.prioritized, settings.priority.fraction, settings.num_shards
-    )
-    return RunState(meter, settings.schedule, settings.num_shards)
-
-
-def make_selector(trained: Trained, tracking: Tracking, staging: Staging) -> Selector:
-    """Return what chooses rows."""
-    settings = trained.settings
-    return Selector(
-        *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
-        staging.threads,
-        lambda: tracking.watch.changes.any_changed,
-        tracking.keys,
-    )
 
 
 def saving_options(trained: Trained) -> SavingOptions:

@@ -14,8 +14,6 @@ from cpr_ext.checkpointer.parts import (
     Staging,
     Tracking,
     Trained,
-    make_account,
-    make_selector,
     saving_options,
 )
 from cpr_ext.errors import SnapshotError, UsageError
@@ -28,8 +26,9 @@ from cpr_ext.saving.background_capture import BackgroundCapture
 from cpr_ext.saving.claims import Claims
 from cpr_ext.saving.outcomes import Outcomes
 from cpr_ext.saving.rebase_policy import RebasePolicy
+from cpr_ext.saving.run_state import CostMeter, RunState
 from cpr_ext.saving.saver import Saver, SavingParts
-from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.selection import Selector, SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.state.dense_state import DensePart
@@ -161,21 +160,23 @@ class Session:
         settings = trained.settings
         model, optimizers, tables = trained.model, trained.optimizers, trained.tables
         self.model, self.optimizers, self.tables = model, optimizers, tables
-        self.chooses_all = settings.chooses_all
+        self.chooses_all = settings.priority.fraction >= 1
         staging = Staging(trained)
         self.devices, self._stagers = staging.devices, staging.stagers
         tracking = Tracking(trained, staging.threads)
         self.trackers, self.events, self.keys = tracking.trackers, tracking.events, tracking.keys
         self.recorder, self.watch = tracking.recorder, tracking.watch
         self.inventory = tracking.inventory
-        self.account = account = make_account(trained, tracking)
+        prioritized, num_shards = tracking.prioritized, settings.num_shards
+        meter = CostMeter(tables, prioritized, settings.priority.fraction, num_shards)
+        self.account = account = RunState(meter, settings.schedule, num_shards)
         origin = None
         if settings.store.remote is not None:
             origin = settings.store.remote.open(Path(directory).absolute())
         retention = settings.store.retention
         self.store = store = Store(directory, tables=tables, retention=retention, origin=origin)
         self.recoverer = Recoverer(
-            *(model, optimizers, tables, store, settings.num_shards),
+            *(model, optimizers, tables, store, num_shards),
             *(self.trackers, self.recorder, self.keys, staging.threads),
             # Files that were made just now are in the page cache.
             direct_io=settings.staging.direct_io and not (origin is not None and origin.read_from),
@@ -187,7 +188,11 @@ class Session:
         )
         self.rebase = RebasePolicy(store, tables, settings.store.rebase_after)
         committer, hashes = CommitThread(), tracking.hashes
-        selector = make_selector(trained, tracking, staging)
+        selector = Selector(
+            *(tables, self.trackers, settings.priority, prioritized, staging.threads),
+            lambda: self.watch.changes.any_changed,
+            self.keys,
+        )
         overlap = None
         if BackgroundCapture.is_wanted(tables):
             overlap = BackgroundCapture(tables, self.watch, self.events)
@@ -196,8 +201,8 @@ class Session:
             has_windows=overlap is not None,
         )
         amount = CaptureAmount(
-            *(tables, settings.priority, tracking.prioritized),
-            lambda: tracking.recorder.num_lookups + tracking.watch.rows.num_updates,
+            *(tables, settings.priority, prioritized),
+            lambda: self.recorder.num_lookups + self.watch.rows.num_updates,
             staging.pipeline.slot_bytes * settings.staging.num_slots,
             overlaps=overlap is not None,
         )

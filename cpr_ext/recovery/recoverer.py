@@ -29,7 +29,7 @@ from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
-from cpr_ext.tracking.trackers import Tracker, native_trackers, unsaved_updates
+from cpr_ext.tracking.trackers import unsaved_updates
 
 _LIVE, _NEWEST, _OLDER = 2, 1, 0
 
@@ -110,7 +110,7 @@ class Recoverer:
         tables: Sequence[Table],
         store: Store,
         num_shards: int,
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         recorder: LookupRecorder,
         keys: KeyWatch,
         threads: native.ThreadPool,
@@ -305,8 +305,7 @@ class Recoverer:
     def _take_rows(self, shards: Sequence[int]) -> None:
         """Restored rows are as saved: not dirty, and their change is measured from here."""
         for tracker, table, begin, end in self._tracked(shards):
-            for each in native_trackers(tracker):
-                each.take_range(begin, end, weight=table.weight)
+            tracker.take_range(begin, end, weight=table.weight)
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
         """Yield each table's tracker, the table, and its rows [begin, end), for shards in a row."""

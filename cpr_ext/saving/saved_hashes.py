@@ -25,7 +25,6 @@ from cpr_ext.runtime.cuda import device_of
 from cpr_ext.state.slot_keys import is_key_array
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.outside_changes import RowSpans
-from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,12 @@ class TableHashes:
 
     is_on_device = False
 
-    def __init__(self, table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> None:
+    def __init__(
+        self, table: Table, tracker: native.RowTracker, pool: native.ThreadPool | None
+    ) -> None:
         self.table = table
         self.position = 0
-        self.tracker = native_trackers(tracker)[0]
+        self.tracker = tracker
         self._pool = pool
         self.native = self._make()
         #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
@@ -160,7 +161,7 @@ class _DeviceHashes(TableHashes):
     is_on_device = True
 
     def __init__(
-        self, table: Table, tracker: Tracker, pool: native.ThreadPool | None, device: int
+        self, table: Table, tracker: native.RowTracker, pool: native.ThreadPool | None, device: int
     ) -> None:
         self._device = device
         self._pass: Any = None
@@ -219,7 +220,7 @@ class SavedHashes:
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         pool: native.ThreadPool | None,
     ) -> None:
         self._tables = {
@@ -378,7 +379,9 @@ def _as_unknown() -> Iterator[None]:
         raise UnknownRowsError(str(error)) from error
 
 
-def _hashes_of(table: Table, tracker: Tracker, pool: native.ThreadPool | None) -> TableHashes:
+def _hashes_of(
+    table: Table, tracker: native.RowTracker, pool: native.ThreadPool | None
+) -> TableHashes:
     """Return the hashes of a table, in the memory that has the table."""
     device = device_of(table.weight)
     if device is None:

@@ -13,7 +13,6 @@ from cpr_ext.runtime.cuda import record_on_stream
 from cpr_ext.saving.priorities import AllRows, Priority
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.key_watch import KeyWatch
-from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
@@ -29,7 +28,7 @@ class Selection:
     """
 
     table: Table
-    tracker: Tracker
+    tracker: native.RowTracker
     row_ids: RowIds | None = None
     has_room: bool = True
     chosen: native.PendingRows | None = None
@@ -67,7 +66,7 @@ class Selector:
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         priority: Priority,
         prioritized: Collection[str],
         pool: native.ThreadPool | None,
@@ -84,7 +83,7 @@ class Selector:
 
     def num_dirty(self) -> int:
         """Count the dirty rows of all tables."""
-        return sum(native.num_dirty_of([native_trackers(t)[0] for t in self._trackers.values()]))
+        return sum(native.num_dirty_of(list(self._trackers.values())))
 
     def base(self, table: Table) -> Selection:
         """Return all rows of a table."""
@@ -177,7 +176,7 @@ class Selector:
             return all(each.has_all_dirty() for each in partial)
         # Rows of whole tables may have changed since they were captured, in the same step.
         return native.are_clean(
-            [native_trackers(each.tracker)[0] for each in selections],
+            [each.tracker for each in selections],
             [0] * len(selections),
             [each.table.num_embeddings for each in selections],
         )

@@ -29,7 +29,6 @@ from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
-from cpr_ext.tracking.trackers import native_trackers
 
 logger = logger_of("saving")
 
@@ -209,10 +208,7 @@ class SnapshotRows:
         self._captured = native.CapturedRows()
         chosen = [each.chosen for each in self._selections]
         self._captured.add_tables(
-            [
-                native.TrackedTable(native_trackers(each.tracker), each.table.weight)
-                for each in self._selections
-            ],
+            [native.TrackedTable((each.tracker,), each.table.weight) for each in self._selections],
             [source.table for source in sources],
             chosen if any(chosen) else [],  # type: ignore[arg-type]  # some are None
         )

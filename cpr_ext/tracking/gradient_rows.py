@@ -51,7 +51,7 @@ class GradientRows:
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Sequence[Sequence[native.RowTracker]],
+        trackers: Sequence[native.RowTracker],
         pool: native.ThreadPool | None,
     ) -> None:
         self.num_updates = 0
@@ -60,7 +60,8 @@ class GradientRows:
         self._trackers = trackers
         self._pool = pool
         self._devices = devices_of(table.weight for table in tables)
-        self.counter = native.RowCounter([table.weight for table in tables], trackers, pool)
+        each = [(tracker,) for tracker in trackers]
+        self.counter = native.RowCounter([table.weight for table in tables], each, pool)
 
     @property
     def error(self) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 from cpr_ext.state.slot_keys import (
     EMPTY,
@@ -23,7 +24,6 @@ from cpr_ext.state.slot_keys import (
     slots_with_keys_of,
 )
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.trackers import Tracker
 
 _UNKNOWN = -2  # the saved key of a slot that must be saved whatever it holds
 _NO_ROWS = np.empty(0, dtype=np.int64)
@@ -123,7 +123,7 @@ class KeyWatch:
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         count: Callable[[Table, torch.Tensor], None],
     ) -> None:
         self._trackers = trackers

@@ -27,7 +27,6 @@ from cpr_ext.state.table import AssignmentSource, Table
 from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.table_events import TableEvents
-from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # What torch's compiler compiles frames with now; None: it does not.
 _compiler: Callable[[], Any] | None = getattr(
@@ -130,7 +129,7 @@ class TableWatch:
         self,
         tables: Sequence[Table],
         optimizers: Sequence[torch.optim.Optimizer],
-        trackers: Mapping[str, Tracker],
+        trackers: Mapping[str, native.RowTracker],
         pool: native.ThreadPool | None,
         events: TableEvents,
     ) -> None:
@@ -138,8 +137,7 @@ class TableWatch:
         self._events = events
         self._tables = tables
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
-        each = [native_trackers(trackers[table.name]) for table in tables]
-        self.rows = GradientRows(tables, each, pool)
+        self.rows = GradientRows(tables, [trackers[table.name] for table in tables], pool)
         self.changes = OutsideChanges(tables, self._by_weight, self.rows, events)
         self.held = HeldTime()
         self._optimizers = optimizers

@@ -5,7 +5,7 @@ A native ``AccessCounter`` counts exactly that, from the moment its row was last
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any
 
 from cpr_ext._native import native
 
@@ -23,22 +23,7 @@ def native_tracker(kind: str, device: int | None, **options: Any) -> native.RowT
     return tracker
 
 
-Tracker: TypeAlias = "native.RowTracker"
-
-
-def native_trackers(tracker: Tracker) -> tuple[native.RowTracker, ...]:
-    """Return the native trackers that count lookups of a table."""
-    return (tracker,)
-
-
-def counts_updates(tracker: Tracker) -> TypeGuard[native.AccessCounter]:
-    """Return whether a native tracker is a counter of row updates, on the CPU or on a device."""
-    return hasattr(tracker, "counts")
-
-
-def unsaved_updates(tracker: Tracker, begin: int, end: int) -> int | None:
+def unsaved_updates(tracker: native.RowTracker, begin: int, end: int) -> int | None:
     """Return updates of the rows [begin, end) since each was captured; None: not counted."""
-    counter = native_trackers(tracker)[-1]
-    if not counts_updates(counter):
-        return None
-    return counter.sum_counts(begin, end)
+    # An AccessCounter, on the CPU or on a device.
+    return tracker.sum_counts(begin, end) if hasattr(tracker, "sum_counts") else None

@@ -5,7 +5,6 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.distributed import worker_directory
-from cpr_ext.tracking.trackers import native_trackers
 from python_tests.integrations.sharded_models import (
     PLANS,
     copy_parts,
@@ -49,5 +48,5 @@ def under_each_plan(directory, rank):
 
 
 def counts_of(checkpointer, table):
-    counter = native_trackers(checkpointer._trackers[table.name])[-1]
+    counter = checkpointer._trackers[table.name]
     return torch.tensor(counter.counts()).long()
