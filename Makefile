@@ -111,7 +111,6 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults.remote_kill --sample 100
 	$(BIN)/python -m python_tests.faults.remote_test --store file --sample 50
 	$(BIN)/python -m python_tests.faults.remote_test --store s3 --sample 50
-	$(BIN)/python -m pytest -m long --timeout 1500 python_tests/test_process_death.py
 	$(BIN)/python -m pytest -m long --timeout 600 python_tests/wings/remote
 
 # Needs root, loop devices and ext4; says why it is skipped where there are none.
@@ -160,7 +159,7 @@ regress: build
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
-	$(BIN)/python -m pytest -m long python_tests/test_bench.py python_tests/test_gpu_bench.py python_tests/integrations/test_torchrec_bench.py
+	$(BIN)/python -m pytest -m long python_tests/test_bench.py python_tests/test_gpu_bench.py
 
 # PYTEST="--benchmark-autosave --benchmark-compare": what pytest-benchmark offers. TMPDIR chooses the disk.
 microbench: build
@@ -207,7 +206,7 @@ docs: build
 # The notebook, and each page in a browser: needs Chromium (BROWSER=/path/to/it).
 test-site: docs
 	test -d $(VENV)/browser/playwright || $(INSTALL) --target $(VENV)/browser playwright
-	$(BIN)/python -m pytest -m long python_tests/test_notebook.py
+	$(BIN)/python -m pytest -m long python_tests/test_tools.py
 	PYTHONPATH=$(VENV)/browser $(BIN)/python tools/browse.py
 
 # An environment of its own: what builds wheels is nothing that the tests need.

@@ -66,13 +66,7 @@ HOW_TO_ADD = (
     "that may import it, and to docs/architecture.md"
 )
 
-_NAME_OF_A_TYPE = re.compile(r"_?[A-Z](?:[a-z0-9]\w*|$)")  # no constant is written like this
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-_DEFINITION = re.compile(
-    r"^\s*(?:class|struct|enum|enum class)\s+(?:alignas\(\d+\)\s+)?([A-Z][\w:]*)\s*"
-    r"(?:final\s*)?(?::[^:;{][^;{]*)?\{",
-    re.MULTILINE,
-)
 
 
 def _includes(text: str) -> list[str]:
@@ -119,11 +113,6 @@ def cpp_faults(path: str, text: str) -> Iterator[str]:
             yield f"csrc/{path} includes {header}; {room}/ may include {allowed}"
     if EMULATOR_MACRO in text and room not in ROOMS_WITH_MACRO:
         yield f"csrc/{path} names {EMULATOR_MACRO}; only {', '.join(ROOMS_WITH_MACRO)} may"
-
-
-def defined_classes(text: str) -> list[str]:
-    """The classes, structs and enums that a C++ file defines, as written: ``A``, ``A::B``."""
-    return _DEFINITION.findall(text)
 
 
 def python_rooms() -> set[str]:
@@ -262,21 +251,3 @@ def circle_of(graph: Mapping[str, Iterable[str]]) -> list[str]:
         return []
 
     return next((circle for node in sorted(graph) if (circle := walk(node, []))), [])
-
-
-def type_names(text: str) -> Iterator[str]:
-    """Names of the classes that a module defines anywhere, and of its type aliases."""
-    tree = ast.parse(text)
-    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if _is_variable(node.value):
-                continue
-            names = [target.id for target in targets if isinstance(target, ast.Name)]
-            yield from (name for name in names if _NAME_OF_A_TYPE.match(name))
-
-
-def _is_variable(value: ast.expr | None) -> bool:
-    """Whether it is a ``TypeVar``, which belongs to its module alone."""
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name)

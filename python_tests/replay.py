@@ -19,25 +19,9 @@ RANDOM: dict[str, Callable[[str], list[str]]] = {
     "crashes": lambda seed: [*FAULTS, "crash_test", "--sample", "200", "--seed", seed],
     "reads": lambda seed: [*FAULTS, "read_side", "--sample", "200", "--seed", seed],
     "teeth": lambda seed: [*FAULTS, "teeth", "--seed", seed],
-    "copies": lambda seed: [
-        "-m",
-        "python_tests.faults.remote_test",
-        "--sample",
-        "50",
-        "--seed",
-        seed,
-    ],
-    "kills": lambda seed: [
-        "-m",
-        "python_tests.faults.remote_kill",
-        "--sample",
-        "50",
-        "--seed",
-        seed,
-    ],
-    "histories": lambda seed: [
-        *("-m", f"{PACKAGE}.histories", "--histories", "100", "--seed", seed)
-    ],
+    "copies": lambda seed: ["-m", f"{PACKAGE}.remote_test", "--sample", "50", "--seed", seed],
+    "kills": lambda seed: ["-m", f"{PACKAGE}.remote_kill", "--sample", "50", "--seed", seed],
+    "histories": lambda seed: ["-m", f"{PACKAGE}.histories", "--histories", "100", "--seed", seed],
     "hosts": lambda seed: ["-m", "python_tests.distributed.hosts", "240", seed],
     "commands": lambda seed: ["-m", "python_tests.wings.cli.fuzz", "500", seed],
     "stores": lambda seed: ["-m", f"{PACKAGE}.hostile_commands", "500", seed],

@@ -1,8 +1,6 @@
 """What of bench/ needs a GPU: it runs on the emulated one; what is made of its results is right."""
 
 import json
-import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -60,15 +58,6 @@ def test_the_simplest_kernels_count_and_gather(bounds, row_bytes):
     packed = torch.zeros(101, row_bytes // 4)
     bounds.gather(table, row_ids, packed)
     assert torch.equal(packed, table[row_ids])
-
-
-@pytest.mark.parametrize("architecture", ["80", "90"])
-def test_the_simplest_kernels_are_compiled_by_nvcc(architecture):
-    if shutil.which("nvcc") is None:
-        pytest.skip("there is no nvcc")
-    library = load("gpu_bounds").compile_for(architecture)
-    assert library.bound_count is not None
-    assert library.bound_gather is not None
 
 
 def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path):
@@ -139,14 +128,3 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     assert "| early | other | 2.00x | 1.00x | 1000.000 ms | 2000.000 ms | met |" in page
     assert "| late | other | 0.50x | 1.00x | 1000.000 ms | 500.000 ms | missed |" in page
     assert "a failed: MemoryError: all is full" in page
-
-
-def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    for name in ("gpu_targets", "gpu_profile"):
-        module = load(name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [name])
-            assert module.main() == 1
-        assert "no GPU to" in capsys.readouterr().err

@@ -99,13 +99,6 @@ def test_the_citation_is_of_this_version_and_the_notice_names_all_data():
         assert path.relative_to(ROOT).as_posix() in notice
 
 
-def test_each_field_of_an_issue_form_has_an_id_and_a_label():
-    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*_*.yml"):
-        fields = [field for field in read_yaml(path)["body"] if field["type"] != "markdown"]
-        assert len({field["id"] for field in fields}) == len(fields) > 0
-        assert all(field["attributes"]["label"] for field in fields)
-
-
 def test_the_stub_leaves_no_argument_and_no_result_untyped():
     """That it names all that the module has: ``make lint``."""
     generic = r"NDArray\[typing\.Any\]|dict\[str, typing\.Any\]|list\[typing\.Any\]"
