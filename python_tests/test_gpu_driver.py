@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -81,30 +80,6 @@ def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path):
 
 
 # --- what a machine lacks ---
-
-
-LACKING = {
-    r"nvcc .* set CUDA_HOME": ({"needs": ("nvcc",)}, {}),
-    r"no module sklearn: \S+ -m pip install scikit-learn$": (
-        {"modules": ("torch", "sklearn")},
-        {"missing": ["sklearn"]},
-    ),
-    r"Python.h is not in /usr/include: install the headers of Python 3.11 \(python3-dev": (
-        {"needs_header": True},
-        {"has_header": False},
-    ),
-}
-
-
-def test_a_part_that_lacks_something_fails_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setenv("BEGAN", str(tmp_path / "began"))
-    for number, (told, (needs, about)) in enumerate(LACKING.items()):
-        out, part = tmp_path / str(number), Part("p", "touch $BEGAN", 9, **needs)
-        [(passed, said)] = run(out, part, machine=a_machine(**{"missing": [], **about}))
-        assert not passed
-        assert re.search(told, said), said
-        assert (out / "log.txt").read_text() == f"== p\n{said}\n"
-    assert not (tmp_path / "began").exists()
 
 
 # --- the parts that there are ---
@@ -196,17 +171,6 @@ def test_three_commands_of_ten_minutes_run_all_parts(tmp_path):
         run += names
     assert run[0] == "smoke"
     assert sorted(run) == sorted(set(limits) - {"build"})
-
-
-def test_a_layer_that_fails_or_does_not_say_what_is_expected_is_named():
-    said = {"--expect": ("no errors", "failed: count of 1 layers"), "--under": ("false", "FAILED")}
-    for option, (value, told) in said.items():
-        done = subprocess.run(
-            [sys.executable, "tools/gpu_smoke.py", "--emulated", "count", option, value],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1
-        assert told in done.stdout
 
 
 # --- of a copy of the tree ---

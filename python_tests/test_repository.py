@@ -1,14 +1,18 @@
 """Files and pages: they agree with each other, and what they name is there."""
 
 import ast
+import importlib
 import re
 import shlex
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
+
+from cpr_ext.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("csrc/*.md")]
@@ -61,6 +65,16 @@ def test_examples_of_pages_are_files_that_are_run():
     ):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
         assert (ROOT / "examples" / example).read_text() in blocks
+
+
+def test_what_snippets_of_pages_import_is_there():
+    blocks = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    for block in (block for page in DOCUMENTS for block in blocks.findall(page.read_text())):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("cpr_ext"):
+                with suppress(UsageError):  # it says what is not installed
+                    module = importlib.import_module(node.module)
+                    assert all(hasattr(module, each.name) for each in node.names), block
 
 
 def test_decisions_are_listed_by_their_titles():

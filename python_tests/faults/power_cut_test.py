@@ -12,7 +12,6 @@ had been promised until then.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -20,19 +19,18 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from cpr_ext.saving import segment_capture
 from cpr_ext.storage.segment_format import ALIGNMENT
 from python_tests.faults import forks, scenario
+from python_tests.faults.campaign import Campaign, parser_of
 from python_tests.faults.harness import Prepare, fast_directory, warm_up
 from python_tests.faults.interposer import Interposer
 from python_tests.faults.invariant import check_stores
@@ -44,7 +42,6 @@ from python_tests.faults.loop_disk import (
     enter_own_mounts,
     probe,
 )
-from python_tests.faults.notes import NOT_OVER, Clock, add_options, open_notes, still_to_do
 from python_tests.faults.sabotage import SABOTAGES, no_sync
 from python_tests.faults.scenario import Watcher, run
 
@@ -186,17 +183,12 @@ def teeth(place: Path, count: int, seed: int, names: Sequence[str]) -> int:
 
 def main() -> int:
     """0 if nothing was found wrong, or nothing could be tried; else 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cuts", type=int, default=50, help="of each mode and way of writing")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--teeth", type=int, help="leave syncs out, so many cuts of each")
     parser.add_argument("--missing", choices=TEETH, help="of the syncs, only this one")
     parser.add_argument("--replay", nargs=3, metavar=("MODE", "WRITING", "NUMBER"))
-    add_options(parser)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tell what was found until then
     with tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cpr-cuts-") as directory:
         place = Path(directory)
         try:
@@ -208,42 +200,18 @@ def main() -> int:
         if options.teeth:
             names = [options.missing] if options.missing else list(TEETH)
             return int(teeth(place, options.teeth, options.seed, names) > 0)
-        return _campaign(place, options)
+        tries = list(cuts(options.cuts))
+        if options.replay:
+            mode, writing, number = options.replay
+            tries = [PowerCut(mode, writing, int(number))]
+        campaign = Campaign("power_cut_test", options, lambda name: name.rpartition(" ")[0])
+        side = PowerCuts(place, options.seed)
 
-
-def _campaign(place: Path, options: argparse.Namespace) -> int:
-    started = time.monotonic()
-    notes, clock = open_notes(options.resume, "power_cut_test"), Clock(options.seconds)
-    tries = list(cuts(options.cuts))
-    if options.replay:
-        mode, writing, number = options.replay
-        tries = [PowerCut(mode, writing, int(number))]
-    left = list(still_to_do(tries, notes, str))
-    side = PowerCuts(place, options.seed)
-    try:
-        for cut in tqdm(clock.until_over(left), total=len(left), unit=" cuts", smoothing=0):
+        def told_of(cut: PowerCut) -> tuple[str, dict[str, Any]]:
             found, num_lines = side.try_cut(cut)
-            notes.add(str(cut), {"found": found, "lines": num_lines})
-            if found:
-                tqdm.write("\n    ".join([f"VIOLATION {cut}", *found]), file=sys.stdout)
-    except KeyboardInterrupt:
-        clock.is_over = True
-    count: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    for name, each in notes.told.items():
-        kind = name.rpartition(" ")[0]
-        count[kind] += 1
-        failed[kind] += bool(each["found"])
-    print(f"\n{'journal, writes':20} {'cuts':>6} {'violations':>11}")
-    for kind, number in sorted(count.items()):
-        print(f"{kind:20} {number:6} {failed[kind]:11}")
-    seconds = time.monotonic() - started
-    print(f"{'all':20} {count.total():6} {failed.total():11}   in {seconds:.0f} s")
-    points = len({each["lines"] for each in notes.told.values()})
-    print(f"runs were cut behind {points} different lines of their journals")
-    if clock.is_over:
-        print(f"not over: {len(tries)} in all")
-    return 1 if failed.total() or not count else NOT_OVER if clock.is_over else 0
+            return str(cut), {"lines": num_lines, "found": found}
+
+        return campaign.run(map(told_of, campaign.left(tries)))
 
 
 if __name__ == "__main__":

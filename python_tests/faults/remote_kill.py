@@ -8,7 +8,6 @@ Object storage is a directory. This process only forks, so it never starts a thr
 
 from __future__ import annotations
 
-import argparse
 import os
 import pickle
 import random
@@ -19,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from cpr_ext.wings.remote import RemoteOptions, open_objects
+from python_tests.faults import forks
+from python_tests.faults.campaign import Campaign, parser_of
 from python_tests.faults.remote_objects import KILLS, WatchedObjects
 from python_tests.faults.remote_scenario import Job, live, served_by
+from python_tests.faults.remote_test import Try, name_of
 
+_TIMEOUT_SECONDS = 300.0
 NOTES = "notes"  # what was acknowledged: (state, step)
 
 
@@ -48,28 +49,6 @@ def objects_in(folder: Path, fault: str = "", at: int = -1) -> DeadlyObjects:
     found = DeadlyObjects(open_objects(RemoteOptions(f"file://{folder}/remote")), fault, at)
     found.notes = folder / NOTES
     return found
-
-
-def in_child(action: Callable[[], Any]) -> tuple[int, Any]:
-    """Do it in a child; return its status, and what it returned unless it was killed."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(action(), pipe)
-            status = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        data = pipe.read()
-    status = os.waitpid(child, 0)[1]
-    return status, pickle.loads(data) if data and status == 0 else None
 
 
 def run_whole(folder: Path) -> tuple[dict[int, Any], int]:
@@ -106,37 +85,38 @@ def go_on(folder: Path, states: dict[int, Any]) -> list[str]:
 
 def try_kill(folder: Path, fault: str, at: int, states: dict[int, Any]) -> list[str]:
     """Return what was found wrong."""
-    status, _ = in_child(lambda: run_until_killed(folder, fault, at))
-    if status == 0:
+    folder.mkdir()
+    ended = in_child(lambda: run_until_killed(folder, fault, at))
+    if not ended.error:
         return []  # the run ended before
-    if not os.WIFSIGNALED(status):
-        return ["the run failed"]
-    status, found = in_child(lambda: go_on(folder, states))
-    return ["another machine cannot go on"] if status else list(found)
+    if not ended.signal:
+        return [f"the run failed: {ended.error}"]
+    ended = in_child(lambda: go_on(folder, states))
+    return [f"another machine cannot go on: {ended.error}"] if ended.error else ended.result
+
+
+def in_child(action: Callable[[], Any]) -> forks.Ended:
+    with tempfile.TemporaryDirectory(prefix="cpr-child-") as place:
+        return forks.call(action, Path(place) / "told", _TIMEOUT_SECONDS)
 
 
 def main() -> int:
     """0 if nothing was found wrong, else 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--sample", type=int, help="so many tries, drawn, instead of all")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser_of(__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="cpr-remote-") as root:
-        status, whole = in_child(lambda: run_whole(Path(root) / "whole"))
-        assert status == 0, "a run without a fault failed"
-        states, num_requests = whole
+        whole = in_child(lambda: run_whole(Path(root) / "whole"))
+        assert not whole.error, f"a run without a fault failed: {whole.error}"
+        states, num_requests = whole.result
         tries = [(fault, at) for fault in KILLS for at in range(num_requests)]
         if options.sample:
             tries = random.Random(options.seed).sample(tries, options.sample)
-        failed = 0
-        for number, (fault, at) in enumerate(tqdm(tries, unit=" tries", disable=None)):
-            if found := try_kill(Path(root) / str(number), fault, at, states):
-                failed += 1
-                print("\n    ".join([f"VIOLATION '{fault}' {at}", *found]))
-    print(f"{num_requests} requests, {len(tries)} kills, {failed} violations")
-    return 1 if failed else 0
+        campaign = Campaign("remote_kill", options, lambda name: name.rpartition(" ")[0])
+
+        def told_of(tried: Try) -> tuple[str, dict[str, Any]]:
+            folder = Path(root) / name_of(tried)
+            return name_of(tried), {"found": try_kill(folder, *tried, states)}
+
+        return campaign.run(map(told_of, campaign.left(tries, name_of)))
 
 
 if __name__ == "__main__":

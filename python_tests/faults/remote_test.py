@@ -9,22 +9,19 @@ python -m python_tests.faults.remote_test --replay "answer lost" 17
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import Any
 
 from cpr_ext.wings.remote import RemoteOptions, open_objects
 from cpr_ext.wings.remote.objects import Objects
+from python_tests.faults.campaign import Campaign, parser_of
 from python_tests.faults.remote_objects import FAULTS, WatchedObjects
 from python_tests.faults.remote_scenario import run
 from python_tests.wings.remote.faulty_objects import MemoryObjects
@@ -90,13 +87,6 @@ def objects_of(store: str) -> Iterator[MakeObjects]:
             yield lambda: at(options)
 
 
-def all_tries(num_requests: int) -> Iterator[Try]:
-    """Every fault at every request."""
-    for fault in FAULTS:
-        for at in range(num_requests):
-            yield fault, at
-
-
 def draw(num_requests: int, count: int, seed: int) -> list[Try]:
     """Return ``count`` of them, of each fault about as many."""
     chance = random.Random(seed)
@@ -105,42 +95,32 @@ def draw(num_requests: int, count: int, seed: int) -> list[Try]:
 
 def main() -> int:
     """0 if nothing was found wrong, else 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--sample", type=int, help="so many tries, drawn, instead of all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", choices=FAULTS)
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--replay", nargs=2, metavar=("FAULT", "REQUEST"), help="one try")
     options = parser.parse_args()
-    started = time.monotonic()
     num_requests = count_requests()
+    faults = [options.only] if options.only else FAULTS
+    tries = [(fault, at) for fault in faults for at in range(num_requests)]
     if options.replay:
         tries = [(options.replay[0], int(options.replay[1]))]
     elif options.sample:
         tries = draw(num_requests, options.sample, options.seed)
-    else:
-        tries = [each for each in all_tries(num_requests) if options.only in (None, each[0])]
-    total: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
+    campaign = Campaign("remote_test", options, lambda name: name.rpartition(" ")[0])
     with objects_of(options.store) as make:
-        for fault, at in tqdm(tries, unit=" tries", smoothing=0, disable=None):
-            total[fault] += 1
-            found, was_met = try_fault(fault, at, make)
-            missed[fault] += not was_met
-            if found:
-                failed[fault] += 1
-                tqdm.write("\n    ".join([f"VIOLATION '{fault}' {at}", *found]), file=sys.stdout)
-    print(f"\n{num_requests} requests in the scenario")
-    print(f"{'fault':14} {'tries':>6} {'not met':>8} {'violations':>11}")
-    for fault, count in total.items():
-        print(f"{fault:14} {count:6} {missed[fault]:8} {failed[fault]:11}")
-    seconds = time.monotonic() - started
-    sums = f"{total.total():6} {missed.total():8} {failed.total():11}"
-    print(f"{'all':14} {sums}   in {seconds:.0f} s")
-    return 1 if failed.total() or missed.total() == total.total() else 0
+
+        def told_of(tried: Try) -> tuple[str, dict[str, Any]]:
+            found, was_met = try_fault(*tried, make)
+            return name_of(tried), {"met": was_met, "found": found}
+
+        status = campaign.run(map(told_of, campaign.left(tries, name_of)))
+    return status or int(not any(told["met"] for told in campaign.told.values()))
+
+
+def name_of(tried: Try) -> str:
+    fault, at = tried
+    return f"{fault} {at}"
 
 
 if __name__ == "__main__":

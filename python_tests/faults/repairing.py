@@ -10,13 +10,11 @@ reference unless the same store, byte for byte, came out of the same kind of dam
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import multiprocessing
 import sys
 import tempfile
-import time
 from collections.abc import Hashable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -28,6 +26,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.storage.file_names import LOCK_FILE
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.wings.tools.maintenance import RepairReport, repair, verify
+from python_tests.faults.campaign import Campaign, parser_of
 from python_tests.faults.damage_scene import (
     SMALLEST,
     USUAL,
@@ -38,7 +37,6 @@ from python_tests.faults.damage_scene import (
     opened,
 )
 from python_tests.faults.harness import fast_directory
-from python_tests.faults.notes import NOT_OVER, Clock, Notes, add_options, open_notes, still_to_do
 from python_tests.faults.power_cut import fingerprint
 
 
@@ -220,57 +218,29 @@ def _begin(place: Path, is_usual: bool) -> Scene:
     return scene
 
 
-def _repair_piece(piece: Piece) -> tuple[Piece, dict[str, Any]]:
+def _repair_piece(piece: Piece) -> tuple[str, dict[str, Any]]:
     tally, compared = Tally(), _flips.num_compared
     for position in range(piece.begin, piece.end, piece.every):
         _flips.repair(piece.name, position, tally)
-    told = {"tried": tally.tried, "compared": _flips.num_compared - compared}
-    return piece, {**told, "harmless": tally.harmless, "faults": tally.faults}
+    told = {"bytes": tally.tried, "compared": _flips.num_compared - compared}
+    return str(piece), {**told, "in LOCK": tally.harmless, "found": tally.faults}
 
 
 def main() -> int:
     """Print the counts; 1 if a repair did not do what it must."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--usual", action="store_true", help="the store of the other damages")
     parser.add_argument("--every", type=int, default=1, help="flip each N-th byte only")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    add_options(parser)
     options = parser.parse_args()
-    started = time.monotonic()
-    notes, clock = open_notes(options.resume, "repairing"), Clock(options.seconds)
+    campaign = Campaign("repairing", options, lambda name: name.partition(":")[0])
     with tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cpr-repairs-") as directory:
         beginning = (Path(directory), options.usual)
-        todo = pieces(_begin(*beginning), options.every)
-        left = clock.until_over(still_to_do(todo, notes, str))
-        if options.jobs == 1:
-            for piece, told in map(_repair_piece, left):
-                notes.add(str(piece), told)
-        else:
-            context = multiprocessing.get_context("spawn")
-            with context.Pool(options.jobs, _begin, beginning) as pool:
-                while some := list(islice(left, 8 * options.jobs)):
-                    for piece, told in pool.imap_unordered(_repair_piece, some):
-                        notes.add(str(piece), told)
-    return _print(notes, clock, time.monotonic() - started)
-
-
-def _print(notes: Notes, clock: Clock, seconds: float) -> int:
-    told = notes.told.values()
-    faults = [fault for each in told for fault in each["faults"]]
-    tried, compared, harmless = (
-        sum(each[key] for each in told) for key in ("tried", "compared", "harmless")
-    )
-    for fault in faults[:20]:
-        print("FAULT", fault)
-    print(
-        f"{tried} bytes flipped, {len(faults)} repaired wrongly; {compared} compared with the "
-        f"reference, the others made the same; {harmless} in LOCK; {seconds:.0f} s"
-    )
-    if clock.is_over:
-        print("not over: stopped before all was tried")
-    return 1 if faults or not tried else NOT_OVER if clock.is_over else 0
+        left = campaign.left(pieces(_begin(*beginning), options.every))
+        with multiprocessing.get_context("spawn").Pool(options.jobs, _begin, beginning) as pool:
+            rounds = iter(lambda: list(islice(left, 8 * options.jobs)), [])
+            return campaign.run(
+                done for some in rounds for done in pool.imap_unordered(_repair_piece, some)
+            )
 
 
 if __name__ == "__main__":

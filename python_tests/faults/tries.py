@@ -39,14 +39,9 @@ def cut_tries(
     *,
     reorderings: int,
     seed: int,
-    on_repeat: Callable[[], None] = lambda: None,
     concerns: Callable[[Call], bool] = lambda call: True,
 ) -> Iterator[Task]:
-    """A power cut after each call that it ``concerns``, and what it may leave.
-
-    Args:
-        on_repeat: called for each that leaves what was tried before.
-    """
+    """A power cut after each call that it ``concerns``, and what it may leave, once each."""
     calls = calls_of(recorded.log)
     found = cuts(
         recorded.log,
@@ -56,9 +51,7 @@ def cut_tries(
         concerns=lambda num_calls: num_calls == 0 or concerns(calls[num_calls - 1]),
     )
     for cut, tree in found:
-        if tree is None:
-            on_repeat()
-        else:
+        if tree is not None:
             yield (CUT, str(cut)), partial(harness.try_cut, cut, tree, recorded)
 
 

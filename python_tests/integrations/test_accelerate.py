@@ -13,22 +13,25 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.distributed import recover_together
-from python_tests.helpers import run_python
 
 accelerate = pytest.importorskip("accelerate", reason="needs Accelerate: pip install accelerate")
 
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 NUM_STEPS, KILLED_AFTER = 16, 13  # of which 11 are saved
-CODE = """
+SCRIPT = """
 import sys
 from python_tests.integrations.test_accelerate import train
-train(sys.argv[1], is_killed=True)
+train(sys.argv[1], is_killed=sys.argv[2] == "killed")
 """
 
 
-def train(store, *, is_killed=False):
+def train(directory, *, is_killed):
+    """A rank, or all there is; what DistributedDataParallel replicates is saved as dense part."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     accelerator = accelerate.Accelerator(cpu=True)
+    rank, size = accelerator.process_index, accelerator.num_processes
     model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
@@ -36,94 +39,47 @@ def train(store, *, is_killed=False):
     with cpr_ext.Checkpointer(
         model,
         optimizer,
-        store,
+        f"{directory}/{rank}",
+        tables=[] if size > 1 else None,
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(5, when_busy="wait"),
         state={"scheduler": scheduler},
     ) as ckpt:
-        report = ckpt.recover()
+        report = recover_together(ckpt) if size > 1 else ckpt.recover()
+        print(f"rank {rank} begins at {report.step}", flush=True)
         while ckpt.step_count < NUM_STEPS:
-            generator = torch.Generator().manual_seed(ckpt.step_count)
+            generator = torch.Generator().manual_seed(size * ckpt.step_count + rank)
             rows = torch.randint(0, 50, (8, 3), generator=generator)
             optimizer.zero_grad()
             accelerator.backward(model(rows).square().mean())
             optimizer.step()
             scheduler.step()
-            ckpt.step(num_samples=8)
-            if is_killed and ckpt.step_count == KILLED_AFTER:
-                ckpt.wait()
-                os.kill(os.getpid(), signal.SIGKILL)
-    return report, model.state_dict(), scheduler.get_last_lr()
-
-
-def test_a_killed_loop_ends_bit_for_bit_as_one_that_was_not(tmp_path):
-    run_python(CODE, tmp_path / "killed", returncode=-signal.SIGKILL)
-    report, *resumed = train(tmp_path / "killed")
-    assert 0 < report.step < KILLED_AFTER
-    _, *whole = train(tmp_path / "whole")
-    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-
-
-RANKS = """
-import sys
-from python_tests.integrations.test_accelerate import train_a_rank
-train_a_rank(sys.argv[1], is_killed=sys.argv[2] == "killed")
-"""
-
-
-def train_a_rank(directory, *, is_killed):
-    """Under torchrun; all that DistributedDataParallel replicates is saved as the dense part."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1))
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.3)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    rank = accelerator.process_index
-    with cpr_ext.Checkpointer(
-        model,
-        optimizer,
-        f"{directory}/{rank}",
-        tables=[],
-        schedule=cpr_ext.EverySteps(5, when_busy="wait"),
-    ) as ckpt:
-        print(f"rank {rank} begins at {recover_together(ckpt).step}", flush=True)
-        while ckpt.step_count < NUM_STEPS:
-            generator = torch.Generator().manual_seed(2 * ckpt.step_count + rank)
-            rows = torch.randint(0, 50, (8, 3), generator=generator)
-            optimizer.zero_grad()
-            accelerator.backward(model(rows).square().mean())
-            optimizer.step()
-            ckpt.step(num_samples=16)
-            if is_killed and rank == 1 and ckpt.step_count == KILLED_AFTER:
+            ckpt.step(num_samples=8 * size)
+            if is_killed and rank == size - 1 and ckpt.step_count == KILLED_AFTER:
                 ckpt.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:
-        torch.save(accelerator.unwrap_model(model).state_dict(), f"{directory}/end.pt")
+        end = accelerator.unwrap_model(model).state_dict(), scheduler.get_last_lr()
+        torch.save(end, f"{directory}/end.pt")
 
 
-def torchrun(directory, life):
-    directory.mkdir(exist_ok=True)
-    script = directory / "rank.py"
-    script.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [*command, str(script), str(directory), life],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-    )
-    begun = re.findall(r"rank \d begins at (\d+)", done.stdout)
-    return done.returncode, {int(step) for step in begun}, done.stderr
-
-
-def test_two_ranks_of_which_one_is_killed_end_bit_for_bit_as_others(tmp_path):
-    code, begun, error = torchrun(tmp_path / "whole", "whole")
-    assert (code, begun) == (0, {0}), error
-    code, begun, _ = torchrun(tmp_path / "killed", "killed")
-    assert (code, begun) == (1, {0})
-    code, begun, error = torchrun(tmp_path / "killed", "again")
-    assert (code, begun) == (0, {11}), error
+@pytest.mark.parametrize(("launcher", "killed"), [([], -signal.SIGKILL), (TORCHRUN, 1)])
+def test_processes_of_which_one_is_killed_end_bit_for_bit_as_others(tmp_path, launcher, killed):
+    for name, life, expected in (
+        ("whole", "whole", (0, {"0"})),
+        ("killed", "killed", (killed, {"0"})),
+        ("killed", "again", (0, {"11"})),
+    ):
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        (directory / "rank.py").write_text(SCRIPT)
+        done = subprocess.run(
+            [sys.executable, *launcher, str(directory / "rank.py"), str(directory), life],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+        begun = set(re.findall(r"rank \d begins at (\d+)", done.stdout))
+        assert (done.returncode, begun) == expected, done.stderr
     ends = [torch.load(tmp_path / name / "end.pt") for name in ("whole", "killed")]
     torch.testing.assert_close(*ends, rtol=0, atol=0)

@@ -1,7 +1,4 @@
-"""Under plain torchrun, ranks never go on from different steps, whoever died in a commit.
-
-Under torchrun itself, with the snippets of the docs: ``test_docs_snippets.py``.
-"""
+"""Under plain torchrun, ranks never go on from different steps, whoever died in a commit."""
 
 import json
 import os

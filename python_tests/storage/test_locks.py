@@ -17,7 +17,6 @@ from cpr_ext.state.table import Table
 from cpr_ext.storage import locks
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.store import Store
-from python_tests.helpers import run_python
 from python_tests.storage.records import record
 
 CALLS = [
@@ -223,26 +222,3 @@ def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
     monkeypatch.undo()
     store.close()
     new(tmp_path).close()
-
-
-def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path):
-    """As in a notebook, whose cell is run again."""
-    told = run_python(
-        """
-import gc, sys, torch, cpr_ext
-gc.disable()  # it comes when it likes
-model = torch.nn.EmbeddingBag(100, 4, sparse=True)
-optimizer = torch.optim.Adagrad(model.parameters())
-for cell in range(3):
-    ckpt = cpr_ext.Checkpointer(model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1))
-    print(ckpt.recover().step)
-    for _ in range(2):
-        model(torch.arange(8).reshape(2, 4)).sum().backward()
-        optimizer.step()
-        ckpt.step()
-        ckpt.wait()
-    del ckpt
-""",
-        tmp_path,
-    )
-    assert told.split() == ["0", "2", "4"]

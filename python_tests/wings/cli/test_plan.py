@@ -1,35 +1,11 @@
 """cpr plan: what it prints, that its figures are those of the policy, and what it refuses."""
 
 import json
-import math
 import re
 
 import pytest
 
-JOB = ("--job-hours", 100, "--shards", 10, "--mtbf-hours", 25)
 COSTS = ("--save-minutes", 30, "--load-minutes", 18, "--reschedule-minutes", 12)
-
-
-PARITY = ("--parity-group-size", 5, "--parity-percent", 2, "--rebuild-minutes", 6)
-
-
-def test_figures_by_hand_from_options(cpr):
-    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, *PARITY, "--json")
-    plan = json.loads(out)
-    assert (code, plan["recommended"]) == (0, "parity")
-    full, _, vanilla, *_, parity, before_cpr = plan["strategies"]
-    # 0.5 h per save, a failure every 25 h: every 5 h, 20 saves, 4 failures.
-    assert (full["interval_hours"], full["expected"]["overhead"]["save_hours"]) == (5, 10)
-    assert full["overhead_fraction"] == pytest.approx(0.22)
-    assert vanilla["interval_hours"] == pytest.approx(2 * 0.05 * 10 * 25)
-    # 0.3 h unprotected, 4 of 10 shards, a failure every 25 h.
-    fallbacks = 4 * 0.3 / 25 * 4 / 10
-    assert parity["fallback_chance"] == pytest.approx(1 - math.exp(-fallbacks), rel=0.01)
-    assert parity["expected"]["overhead"]["parity_hours"] == pytest.approx(2)
-    # CPR's snapshots serve fallbacks: as often as without parity.
-    assert before_cpr["save_every_hours"] == plan["strategies"][4]["save_every_hours"]
-    origins = {source["what"]: source["origin"] for source in plan["inputs"]}
-    assert (origins["load lost shards"], origins["parity, each step"]) == ("assumed", "given")
 
 
 def test_the_ends_of_the_interval_are_planned_as_the_note_says(cpr, tmp_path):

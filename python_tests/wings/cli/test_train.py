@@ -108,14 +108,6 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(tmp_path, device
     assert f"{committed + 20:,} steps, continued from step {committed:,}" in run.stdout
 
 
-def test_a_directory_that_is_no_store_is_left_alone(cpr, tmp_path):
-    (tmp_path / "thesis.txt").write_text("precious")
-    status, _, error = cpr("train", *QUICK, "--store", tmp_path)
-    assert status == OTHER
-    assert "is not a cpr_ext store" in error
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 def test_an_auc_that_is_not_defined_is_null_and_explained(cpr, tmp_path):
     log = tmp_path / "train.txt"  # too short for a block of test samples
     log.write_text(("1" + "\t1" * 13 + "\ta" * 26 + "\n") * 100)

@@ -18,7 +18,6 @@ from cpr_ext.wings.publishing import (
     by_key,
     changed_rows,
     publish,
-    read_publication,
 )
 from cpr_ext.wings.publishing.keyed_rows import gone_keys
 from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
@@ -71,52 +70,6 @@ def of(keyed):
     return dict(zip(held.tolist(), keyed.rows(held).tolist(), strict=True))
 
 
-def test_an_evicted_id_is_gone_with_the_next_update_also_at_consumers_that_are_late_or_new(
-    tmp_path,
-):
-    job = KeyedJob(tmp_path / "store", store=StoreOptions(None))
-    keyed, late, fresh = (KeyedRows(SLOTS, DIM) for _ in range(3))
-    subscriber, seldom = (Subscriber(tmp_path / "rows", {TABLE: rows}) for rows in (keyed, late))
-    before, num_gone = set(), 0
-    for number in range(6):
-        train_and_publish(job, tmp_path, 10)
-        applied = subscriber.poll()
-        now = recovered(tmp_path / "store", tmp_path / "copy")
-        assert of(keyed) == now
-        assert set(applied.gone[TABLE].tolist()) == before - now.keys()
-        assert subscriber.poll() is None
-        gone = applied.gone[TABLE]
-        assert (keyed.slots_of(gone) == -1).all()
-        assert not keyed.rows(gone).any()
-        before, num_gone = now.keys(), num_gone + len(gone)
-        if number in (0, 3, 5):
-            seldom.poll()
-    assert num_gone > 30
-    Subscriber(tmp_path / "rows", {TABLE: fresh}).poll()
-    assert of(late) == of(fresh) == now
-    job.end()
-
-
-@pytest.mark.parametrize("cut_off_after", [0, 1, 2])
-def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again_or_replaced(
-    tmp_path, cut_off_after
-):
-    job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
-    consumer, replaced = Dictionary(), Dictionary()
-    for number in range(6):
-        job.train(10, new_ids=12)
-        job.ckpt.wait()
-        if number != 2:  # it was late
-            consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
-            consumer.follow(tmp_path / "store")
-            consumer.follow(tmp_path / "store")
-        last = number == 5
-        replaced.follow(tmp_path / "store", cut_off_after=None if last else cut_off_after)
-    assert consumer.rows == recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
-    assert replaced.rows == consumer.rows  # by an update that came before it was applied again
-    job.end()
-
-
 def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
     job = KeyedJob(tmp_path / "store", num_shards=2, store=StoreOptions(None))
     job.train(7)
@@ -164,24 +117,6 @@ def test_changes_that_do_not_begin_at_the_held_keys_are_refused(tmp_path):
     for wrong in (torch.full((SLOTS,), -1.0), torch.full((SLOTS,), -1, dtype=torch.int32), [-1]):
         with pytest.raises(UsageError, match="held has no tensor of 60 keys"):
             list(by_key(changes[0], {TABLE: wrong}))
-    job.end()
-
-
-def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
-    job = KeyedJob(tmp_path / "store")
-    keyed = KeyedRows(SLOTS, DIM)
-    subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
-    train_and_publish(job, tmp_path, 10)
-    subscriber.poll()
-    before, weight = keyed.key.clone(), keyed.weight.clone()
-    train_and_publish(job, tmp_path, 10)
-    newest = read_publication(tmp_path / "rows").updates[-1].files[0].file
-    path = tmp_path / "rows" / newest
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(DamageError):
-        subscriber.poll()
-    assert torch.equal(keyed.key, before)
-    assert torch.equal(keyed.weight, weight)
     job.end()
 
 

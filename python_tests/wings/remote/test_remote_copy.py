@@ -15,7 +15,6 @@ import cpr_ext
 from cpr_ext import StoreOptions
 from cpr_ext.wings.cli.app import run
 from cpr_ext.wings.remote import RemoteError, RemoteOptions, local_store, remote_copy
-from cpr_ext.wings.remote.remote_copy import RemoteCopy
 from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.helpers import Trained, assert_same
 from python_tests.wings.remote.faulty_objects import MemoryObjects
@@ -91,30 +90,6 @@ def close_and_lose(trained):
     return rows
 
 
-def test_a_new_machine_recovers_from_the_copy_alone(objects, tmp_path):
-    trained = begin(tmp_path / "a")
-    for _ in range(3):
-        train_and_save(trained)
-    trained.checkpointer.recover(mode="full")  # the way back reaches the copy
-    train_and_save(trained)
-    steps = trained.checkpointer.step_count
-    rows = close_and_lose(trained)
-    named = newest_state(objects).checksums.keys()
-    assert {key for key in objects.held if key.startswith("objects/")} >= set(named)
-    other = begin(tmp_path / "b", seed=9)
-    assert other.report.step == steps
-    assert_same(other.rows(), rows)
-    train_and_save(other)
-    assert other.checkpointer.store.origin.wait(30)
-    status = other.checkpointer.remote_status()
-    assert (status.step, status.lag_seconds, status.lag_bytes, status.error) == (
-        *(steps + 2, 0.0, 0, ""),
-    )
-    other.checkpointer.close()
-    # The lost machine comes back with what it had.
-    assert newest_state(objects).step == steps + 2
-
-
 def test_training_goes_on_while_the_service_is_down(objects, tmp_path):
     trained = begin(tmp_path / "a")
     copy = trained.checkpointer.store.origin
@@ -187,32 +162,6 @@ def test_an_old_machine_that_comes_back_is_told(objects, tmp_path, caplog):
     with pytest.raises(cpr_ext.StoreError, match="trained on its own"):
         begin(tmp_path / "a")
     assert newest_state(objects).step == 4
-
-
-def test_a_machine_that_took_over_continues_though_it_died_before_it_copied_anything(
-    objects, tmp_path
-):
-    """The copy has its state from before still, so the first that copies something goes on."""
-    old = begin(tmp_path / "a")
-    train_and_save(old)
-    assert old.checkpointer.store.origin.wait(30)
-    old.die()
-    with patch.object(RemoteCopy, "on_commit", lambda self, state: None):
-        new = begin(tmp_path / "b", seed=9)
-        train_and_save(new)
-        new.die()
-    assert newest_state(objects).step == 2
-    new = begin(tmp_path / "b", seed=8)
-    assert new.report.step == 4
-    train_and_save(new)
-    assert new.checkpointer.store.origin.wait(30)
-    new.die()
-    third = begin(tmp_path / "c", seed=7)
-    assert third.report.step == 6
-    third.checkpointer.close()
-    for lost in "ab":
-        with pytest.raises(cpr_ext.StoreError, match="cannot be copied"):
-            begin(tmp_path / lost)
 
 
 def test_copying_keeps_to_its_bandwidth_and_close_ends_it(objects, tmp_path, caplog):

@@ -15,42 +15,22 @@ from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.storage.job_stores import worker_directory
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.tools.maintenance import export
-from cpr_ext.wings.tools.maintenance.exporting import FORMATS
 from python_tests.helpers import assert_same, flip
 from python_tests.recovery.test_resharding import OPTIMIZERS, cuts, saved, whole
 from python_tests.wings.tools.maintenance.jobs import (
-    DIM,
     ROWS,
     WORKER_1,
     WorkerAlone,
-    foreign,
     gathered,
     make_job,
     parts_of,
 )
-from python_tests.wings.tools.maintenance.test_exporting import load
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     directory = tmp_path_factory.mktemp("jobs") / "job"
     return directory, make_job(directory)
-
-
-@pytest.mark.parametrize(
-    "format", sorted({*FORMATS} - {"torchrec"})
-)  # of it: test_torchrec_in_and_out
-def test_the_unsharded_model_is_the_gathered_one_bit_for_bit(job, tmp_path, format):
-    directory, workers = job
-    report = export(directory, tmp_path / "out", format=format)
-    model, rows = load(tmp_path / "out", format)
-    expected_model, expected_rows = gathered(workers)
-    assert_same(model, expected_model)
-    assert_same(rows, expected_rows)
-    assert (report.step, report.step_of_rows, report.notes) == (3, 3, ())
-    plain = nn.Module()
-    plain.items, plain.linear = nn.EmbeddingBag(ROWS, DIM), nn.Linear(DIM, 2)
-    plain.load_state_dict(model, strict=True)
 
 
 @given(data=st.data())
@@ -132,35 +112,6 @@ def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_p
         export(tmp_path / "job", tmp_path / "out")
     export(tmp_path / "job", tmp_path / "out", rows_in_order=True)
     assert_same(load_file(tmp_path / "out" / "model.safetensors"), gathered(workers)[0])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda job: shutil.rmtree(job / WORKER_1), WORKER_1),
-        (lambda job: foreign(job, dense_shape=(DIM, 3)), "worker 1 has another model than"),
-        (lambda job: foreign(job, rank=0), "workers 0 and 1 both hold"),
-        (lambda job: (job / "worker-00001-of-00002").mkdir(), "of 2 and of 3 workers.*world-size"),
-    ],
-    ids=["missing", "another model", "another part", "two jobs"],
-)
-def test_what_is_not_one_whole_job_is_refused_by_name(job, tmp_path, spoil, message):
-    shutil.copytree(job[0], tmp_path / "job")
-    spoil(tmp_path / "job")
-    with pytest.raises(StoreError, match=message):
-        export(tmp_path / "job", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_one_worker_alone_is_exported_as_what_it_is(job, tmp_path):
-    directory, workers = job
-    report = export(directory / WORKER_1, tmp_path / "out")
-    exported = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(exported["items.weight"], workers[1].model.items.weight)
-    (note,) = report.notes
-    assert "parts of tables, such as 'items[10:20, 0:4]'" in note
-    with pytest.raises(StoreError, match="no worker holds 80 of its values"):
-        export([directory / WORKER_1], tmp_path / "listed")
 
 
 def test_of_two_jobs_in_a_directory_one_is_chosen_and_damage_in_a_store_is_named(job, tmp_path):
