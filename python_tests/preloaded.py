@@ -15,7 +15,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -45,10 +44,7 @@ def run(
             code = process.wait(timeout)
         finally:
             process.kill()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read())
+        texts = [file.seek(0) or file.read() for file in (out, err)]
     return subprocess.CompletedProcess([sys.executable, *map(str, arguments)], code, *texts)
 
 
@@ -72,14 +68,24 @@ class Process:
         }
         if changed:
             raise ValueError(f"{sorted(changed)} are read when an interpreter starts")
-        self._ended, ended = socket.socketpair()
-        with ended, Path(os.devnull).open() as nothing:
-            self.pid = _server().start(
-                {"argv": list(map(str, arguments)), "cwd": str(cwd or Path.cwd())},
-                environment,
-                [nothing.fileno(), stdout.fileno(), stderr.fileno(), ended.fileno()],
-            )
+        self._told, told = os.pipe()
+        files = [stdout.fileno(), stderr.fileno(), told]
+        job = {
+            "argv": list(map(str, arguments)),
+            "cwd": str(cwd or Path.cwd()),
+            "env": environment,
+            "files": [f"/proc/{os.getpid()}/fd/{number}" for number in files],
+        }
+        print(json.dumps(job), file=_server().stdin, flush=True)
+        self.pid = self._line()
+        os.close(told)
         self.returncode: int | None = None
+
+    def _line(self) -> int:
+        text = b""
+        while not text.endswith(b"\n") and (part := os.read(self._told, 1)):
+            text += part
+        return int(text or b"255")
 
     def poll(self) -> int | None:
         """Return the exit status as ``Popen`` does; None: it runs."""
@@ -91,10 +97,10 @@ class Process:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status, negative after a signal."""
         if self.returncode is None:
-            if not select.select([self._ended], [], [], timeout)[0]:
+            if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            self.returncode = int(self._ended.recv(100).decode() or "255")
-            self._ended.close()
+            self.returncode = self._line()
+            os.close(self._told)
         return self.returncode
 
     def kill(self) -> None:
@@ -104,95 +110,35 @@ class Process:
             self.wait()
 
 
-class _Server:
-    """The side of the tests."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
-
-    def start(self, job: Mapping[str, object], environment: dict[str, str], fds: list[int]) -> int:
-        request = json.dumps({**job, "env": environment}).encode()
-        header = len(request).to_bytes(8, "little")
-        socket.send_fds(self._socket, [header], fds)
-        self._socket.sendall(request)
-        return int.from_bytes(_receive(self._socket, 8), "little")
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
-
-
 @functools.cache
-def _server() -> _Server:
-    server = _Server()
-    atexit.register(server.close)
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)
     return server
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or none at all: the other side has ended."""
-    received = b""
-    while len(received) < size:
-        part = connection.recv(size - len(received))
-        if not part:
-            return b""
-        received += part
-    return received
 
 
 # --- the side of the server ---
 
 
-def _serve(connection: socket.socket) -> dict[str, object] | None:
+def _serve() -> dict[str, object] | None:
     """Fork for each request; return its job in the fork, and None in the server, at the end."""
-    wake, woken = socket.socketpair()
-    for end in (wake, woken):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake.fileno())
-    running: dict[int, int] = {}  # process id -> where its exit status goes
-    while True:
-        ready = select.select([connection, woken], [], [])[0]
-        if woken in ready:
-            woken.recv(4096)
-            _report_ends(running)
-        if connection not in ready:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork():
             continue
-        header, fds, _, _ = socket.recv_fds(connection, 8, 4)
-        if not header:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-            return None
-        job = json.loads(_receive(connection, int.from_bytes(header, "little")))
-        pid = os.fork()
-        if pid:
-            running[pid] = fds.pop()
-            for fd in fds:
-                os.close(fd)
-            connection.sendall(pid.to_bytes(8, "little"))
-            continue
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, fd in enumerate(fds[:3]):
+        job = json.loads(line)
+        *outputs, told = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in job["files"])
+        if pid := os.fork():  # this process waits for that of the program
+            os.write(told, b"%d\n" % pid)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.write(told, b"%d\n" % code)
+            os._exit(0)
+        for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
             os.dup2(fd, number)
-        os.closerange(3, max(running.values(), default=3) + 100)
-        for each in (connection, wake, woken):
-            each.detach()
+        os.closerange(3, told + 100)
         return dict(job)
-
-
-def _report_ends(running: dict[int, int]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        fd = running.pop(pid)
-        os.write(fd, str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(fd)
+    return None
 
 
 def _become(job: dict[str, object]) -> None:
@@ -224,7 +170,7 @@ def _main() -> None:
 
     gc.collect()
     gc.freeze()
-    job = _serve(socket.socket(fileno=int(sys.argv[1])))
+    job = _serve()
     if job is not None:
         _become(job)
 

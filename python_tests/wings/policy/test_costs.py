@@ -54,27 +54,6 @@ def test_overhead_by_hand():
     assert young_interval_hours(0.5, 25) == 5  # saves cost as much as what is lost
 
 
-@pytest.mark.parametrize(
-    ("save_minutes", "recover_minutes", "full", "partial", "cpr"),
-    [(5.0, 8.3, 8.21, 4.35, 0.68), (5.6, 5.4, 8.49, 4.40, 0.53)],
-)
-def test_the_figures_of_the_abstract_follow_from_costs(
-    save_minutes, recover_minutes, full, partial, cpr
-):
-    """The paper publishes 8.2-8.5 % -> 0.53-0.68 %; the inputs are derived, not published."""
-    job, mtbf = JobSize(56, 8), 28
-    costs = JobCosts(save_minutes / 60, recover_minutes / 60, recover_minutes / 60, 0)
-    young = young_interval_hours(costs.save_hours, mtbf)
-    rare = interval_for_pls(job, mtbf, 0.1)
-    percent = [
-        100 * full_recovery(costs, job, mtbf, young).fraction_of(job),
-        100 * partial_recovery(costs, job, mtbf, young).fraction_of(job),
-        100 * partial_recovery(costs, job, mtbf, rare).fraction_of(job),
-    ]
-    assert percent == pytest.approx([full, partial, cpr], abs=0.006)
-    assert expected_pls(job, mtbf, rare) == pytest.approx(0.1)
-
-
 hours = st.floats(1e-3, 1e3)
 costs = st.builds(JobCosts, hours, hours, hours, hours)
 
@@ -213,23 +192,6 @@ def test_the_chance_that_one_failure_takes_two_of_a_group_is_that_of_all_its_cas
     unable = sum(count for case in groups for count in case.values() if count > 1)
     loss = second_loss(job, 10.0, size, 0.0)
     assert loss.shards_lost == pytest.approx(unable / hits if hits else 0)
-
-
-@pytest.mark.parametrize(
-    ("size", "minutes", "of_64", "of_4096", "below_1_percent"),
-    [(2, 1.3, 0.0008, 0.053, 762), (4, 0.9, 0.0023, 0.135, 280), (8, 0.8, 0.0051, 0.280, 120)],
-)
-def test_the_table_of_the_page_how_often(size, minutes, of_64, of_4096, below_1_percent):
-    """Nodes of 2,000 h MTBF, 3 minutes to replace one, 40 GB each, links of 1 GB/s; a month."""
-    hours = rebuild_hours(40e9, size, 1e9)
-    assert 60 * hours == pytest.approx(minutes, abs=0.06)
-
-    def chance(workers):
-        return chance_of_fallback(JobSize(730, workers), 2000 / workers, size, 0.05 + hours)
-
-    assert chance(64) == pytest.approx(of_64, abs=5e-5)
-    assert chance(4096) == pytest.approx(of_4096, abs=5e-4)
-    assert chance(below_1_percent) < 0.01 <= chance(below_1_percent + size)
 
 
 # --- refusals ---

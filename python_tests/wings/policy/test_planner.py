@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, Planner
-from cpr_ext.wings.policy.presets import PRESETS, find_preset
+from cpr_ext.wings.policy.presets import find_preset
 
 NAMES = ["full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-MFU", "CPR-SSU"]
 COSTS = JobCosts(0.1, 0.1, 0.05, 0.05)
@@ -33,12 +33,6 @@ def test_the_plan_of_the_abstract():
     assert [s.save_every_hours for s in prioritized] == pytest.approx([5.6] * 3)
     assert plan.recommended.name == "CPR-MFU"
     assert plan.reason.startswith("Recover partially and save the 12.5 % most used rows every 5.6")
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_a_preset_says_where_every_figure_is_from(preset):
-    assert any("Ours" in source for source in preset.sources)
-    assert any("paper" in source or "Derived" in source for source in preset.sources)
 
 
 @settings(deadline=None)

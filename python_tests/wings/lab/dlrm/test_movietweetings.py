@@ -35,16 +35,6 @@ def test_samples_are_those_of_the_files(tmp_path):
     assert [rows.tolist() for rows in test.indices] == [[0], [2], [2], [1], [1]]
 
 
-def test_bags_of_genres_hold_each_samples_own(movietweetings_folder):
-    genres = {10: [1, 2], 20: [], 30: [2], 40: [0, 1, 2]}  # of Action, Comedy, Drama
-    movies = sorted(genres)
-    for batch in MovieTweetings(movietweetings_folder).train_batches(50, seed=2):
-        ends = [*batch.offsets[2].tolist(), len(batch.indices[2])]
-        for sample, movie in enumerate(batch.indices[1].tolist()):
-            bag = batch.indices[2][ends[sample] : ends[sample + 1]]
-            assert bag.tolist() == genres[movies[movie]]
-
-
 def test_latest_tenth_is_for_testing_in_chronological_order(tmp_path):
     # One rating an hour, so that the hour names the rating.
     lines = [f"1::10::9::{3600 * hour}\n" for hour in range(20)]

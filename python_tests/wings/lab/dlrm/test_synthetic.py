@@ -4,7 +4,7 @@ import torch
 
 from cpr_ext.errors import UsageError
 from cpr_ext.wings.lab.dlrm.evaluation import auc
-from cpr_ext.wings.lab.dlrm.synthetic import PlantedTeacher, Synthetic, production_skew
+from cpr_ext.wings.lab.dlrm.synthetic import PlantedTeacher, Synthetic
 
 BLOCK = 4096
 
@@ -50,17 +50,6 @@ def test_impossible_sizes_are_refused():
     for wrong in [*sizes, {"num_samples": 0}, {"num_dense": -1}, {"seed": -1}]:
         with pytest.raises(UsageError):
             Synthetic(**wrong)
-
-
-def test_drawn_rows_have_the_skew_of_the_statistics():
-    skew = production_skew()
-    num_embeddings, num_draws = 1_000_000, 2_000_000
-    ranks = skew.ranks(np.random.default_rng(0).random(num_draws), num_embeddings)
-    counts = np.bincount(ranks, minlength=num_embeddings)
-    last_row = np.round(np.cumsum(skew.row_share) * num_embeddings).astype(np.int64)
-    drawn_share = np.add.reduceat(counts, np.concatenate(([0], last_row[:-1]))) / num_draws
-    # The hottest buckets are a few rows wide, so that their edges fall between rows.
-    assert np.cumsum(drawn_share)[2:] == pytest.approx(np.cumsum(skew.access_share)[2:], abs=5e-3)
 
 
 def test_logits_sum_row_dense_and_pair_effects():
