@@ -1,6 +1,4 @@
-"""What a recovery finds adds up, counts once, and is told while it reads."""
-
-import torch
+"""What a recovery finds counts once, and is told while it reads."""
 
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery import restore
@@ -8,17 +6,6 @@ from cpr_ext.recovery.damage_accounting import open_up_to
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.wings.tools.maintenance.stores import trained_store
-
-
-def test_findings_add_up_over_shards():
-    findings = RecoveryReport()
-    for rows in ([1, 2], [7]):
-        findings.add_older("t", torch.tensor(rows), torch.tensor([3] * len(rows)))
-        findings.add_missing("t", torch.tensor(rows) + 10)
-    assert findings.older_rows["t"].row_ids.tolist() == [1, 2, 7]
-    assert findings.missing_rows["t"].tolist() == [11, 12, 17]
-    assert (findings.rows_stale, findings.rows_missing) == (3, 3)
-    assert sorted(findings.not_newest("t").tolist()) == [1, 2, 7, 11, 12, 17]
 
 
 def test_a_damaged_chunk_counts_once_however_often_it_is_met(tmp_path):

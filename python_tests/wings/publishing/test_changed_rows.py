@@ -13,7 +13,7 @@ from cpr_ext.wings.publishing import PositionError, RowBatch, changed_rows
 from python_tests import preloaded
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
 from python_tests.wings.publishing.consumers import Consumer
-from python_tests.wings.tools.maintenance.stores import recovered, trained_store
+from python_tests.wings.tools.maintenance.stores import TABLES, recovered, trained_store
 
 SMALL = {"big": (300, 4), "small": (3, 2)}
 OPS = ["save", "save", "base", "crash", "back", "back_to_full", "change_priority"]
@@ -68,6 +68,41 @@ def assert_as_recovered(consumer, trained):
     trained.die()
     _, rows, _ = recovered(trained.store.directory)
     assert consumer.differences(rows) == []
+
+
+def files_of(trained):
+    return [record.file for record in trained.store.manifest.rows]
+
+
+def reopen(trained):
+    again = Trained(
+        trained.store.directory,
+        TABLES,
+        num_shards=3,
+        schedule=cpr_ext.EverySteps(10**9),
+        store=StoreOptions(None),
+        priority=cpr_ext.MostFrequentlyUsed(0.1),
+    )
+    again.checkpointer.recover(mode="full")
+    return again
+
+
+def test_after_a_roll_back_a_copy_is_needed(trained):
+    consumer = consumer_of(trained)
+    consumer.follow(trained.store.directory)
+    before = files_of(trained)
+    trained.die()
+    reopen(trained).die()
+    again = reopen(trained)  # a process after the one that rolled back uses the numbers again
+    for _ in before[1:]:
+        train_rows(again, [5, 300, 600])
+        save(again)
+    assert files_of(again) == before
+    with pytest.raises(PositionError, match="rolled back"):
+        changed_rows(again.store.directory, consumer.position)
+    changes = consumer.follow(again.store.directory)
+    assert changes.is_copy
+    assert_as_recovered(consumer, again)
 
 
 def test_a_position_of_another_store_is_refused(trained, tmp_path):

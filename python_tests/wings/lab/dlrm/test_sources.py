@@ -9,7 +9,7 @@ from cpr_ext.errors import DataError, UsageError
 from cpr_ext.wings.lab.dlrm.batch import DataSource
 from cpr_ext.wings.lab.dlrm.criteo import Criteo, find_criteo_files
 from cpr_ext.wings.lab.dlrm.movietweetings import MovieTweetings
-from cpr_ext.wings.lab.dlrm.presets import find_preset
+from cpr_ext.wings.lab.dlrm.presets import PRESETS, ModelPreset, find_preset
 from cpr_ext.wings.lab.dlrm.sources import open_source
 from cpr_ext.wings.lab.dlrm.synthetic import Synthetic
 
@@ -42,6 +42,15 @@ def test_what_is_no_source_is_refused_with_what_is_allowed(tmp_path):
     assert [file.name for file in find_criteo_files(tmp_path)] == ["train.txt.gz"]
     with pytest.raises(UsageError, match="'huge'; allowed: tiny, kaggle, terabyte"):
         find_preset("huge")
+
+
+def test_published_sizes_add_up_and_a_row_cap_bounds_larger_tables_only():
+    # 33,762,577 rows are the published total of the Kaggle set.
+    assert sum(PRESETS["kaggle"].criteo_num_embeddings) == 33_762_577
+    assert max(PRESETS["terabyte"].criteo_num_embeddings) == 10_000_000
+    assert PRESETS["terabyte"].criteo_num_embeddings.count(10_000_000) == 5
+    own = ModelPreset("own", 8, (13, 8), (4, 1), 100, (5, 100, 101), (7,))
+    assert own.criteo_num_embeddings == (5, 100, 100)
 
 
 # --- what every data source promises to a training loop ---

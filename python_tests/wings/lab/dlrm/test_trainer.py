@@ -84,6 +84,13 @@ def test_a_run_interrupted_anywhere_continues_to_the_same_end_as_one_that_was_no
     assert continued.auc == straight.auc
 
 
+def test_more_epochs_continue_a_finished_run(tmp_path):
+    run(tmp_path / "a", settings=replace(SETTINGS, epochs=1))
+    longer, _ = run(tmp_path / "a")
+    assert longer.resumed_from_step == LAST_STEP // 2
+    assert (longer.steps, longer.samples) == (LAST_STEP, 8000)
+
+
 FAILURES = (PlannedFailure(50, (0, 2)), PlannedFailure(130, (1,)))
 
 
@@ -126,6 +133,18 @@ def test_no_recovery_loses_what_the_shards_were_trained_on_since_they_were_last_
     assert result.pls == pytest.approx((5000 + 6500 + 4000) / (8000 * 4))
     assert result.share_of_row_updates_lost is None
     assert "row updates lost" not in format_run(result)
+
+
+@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
+def test_no_recovery_saves_what_is_left_without_a_warning(tmp_path):
+    lost = {"failures": (PlannedFailure(50, (0, 2)), PlannedFailure(130, (1,)))}
+    result, weights = run(tmp_path / "a", recovery="none", **lost)
+    assert len(result.failures) == 2
+    assert result.snapshots["partial"] > 0
+    # Run again, it only loads the model that the last snapshot saved.
+    again, loaded = run(tmp_path / "a", recovery="none", **lost)
+    assert again.resumed_from_step == LAST_STEP
+    assert_same(loaded, weights)
 
 
 @pytest.mark.parametrize("recovery", ["partial", "full"])

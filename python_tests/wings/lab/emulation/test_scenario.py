@@ -8,6 +8,17 @@ from cpr_ext.wings.lab.emulation.scenario import STRATEGIES, find_scenario
 from cpr_ext.wings.policy import ParityCosts
 
 
+def test_intervals_of_the_abstract_follow_from_its_formulas():
+    scenario = find_scenario("abstract-56h")
+    assert scenario.strategy("full").interval_hours == pytest.approx((2 * 5.3 / 60 * 28) ** 0.5)
+    assert scenario.strategy("partial").interval_hours == scenario.strategy("full").interval_hours
+    assert scenario.strategy("cpr-mfu").interval_hours == pytest.approx(44.8)
+    tight = replace(scenario, pls_target=0.01)
+    assert tight.strategy("cpr-ssu").save_every_hours == pytest.approx(0.56)
+    loose = replace(scenario, pls_target=1.0)
+    assert loose.strategy("cpr-vanilla").interval_hours == 56
+
+
 def test_every_strategy_recovers_by_its_rules():
     parity = ParityCosts(4, steady_share=0.03, rebuild_hours=0.1)
     scenario = replace(find_scenario("abstract-56h"), parity=parity)
