@@ -3,6 +3,7 @@
 FBGEMM's CPU build cannot reset the momentum of rows; this module does it in its place.
 """
 
+import pickle
 import warnings
 
 import torch
@@ -318,3 +319,36 @@ def looked_up(job, ids):
         found, _ = job.model.module.bags(features)
     job.model.train()
     return {name: found[f"{name}0"][: len(ids[name])].tolist() for name in SLOTS}
+
+
+KILLED = {
+    "default": {"schedule": cpr_ext.EverySteps(3, when_busy="delay")},
+    "points": {**EXACT, "schedule": cpr_ext.EverySteps(2, when_busy="wait")},
+}
+
+
+class WritingJob(ManagedJob):
+    """Writes the rows of each step down."""
+
+    notes = None
+
+    def note(self, step, rows):
+        pickle.dump((step, rows), self.notes)
+        self.notes.flush()
+
+
+def until_killed(directory, rank, life, options):
+    job = WritingJob(directory / f"store-{rank}", seed=life, **KILLED[options])
+    report = job.ckpt.recover(mode="full" if options == "points" and life else "partial")
+    with (directory / f"notes-{rank}").open("ab") as job.notes:
+        job.note(report.step, job.rows())
+        job.train(10**6)
+
+
+def recovered(directory, rank, mode, options):
+    job = ManagedJob(directory / f"store-{rank}", seed=99, **KILLED[options])
+    report = job.ckpt.recover(mode=mode)
+    found = {"step": report.step, "others": report.rows_of_other_ids, "stale": report.rows_stale}
+    found["rows"] = job.rows()
+    job.train(report.step + 4)
+    return found
