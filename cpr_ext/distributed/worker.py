@@ -122,8 +122,6 @@ class Worker:
             only at the start, after each recovery and at the end.
         start_over: with ``"full"``: start again at step 0 if stores have full-recovery points, but
             none that all have. Without it that is an error, as these points would be abandoned.
-        nccl: experimental, it has not run on GPUs: collectives of tensors on GPUs use NCCL, whose
-            communicator is aborted and made again with each round. All others use gloo.
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
@@ -146,7 +144,6 @@ class Worker:
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
         start_over: bool = False,
-        nccl: bool = False,
     ) -> None:
         if check_every_steps is not None:
             as_whole_number("check_every_steps", check_every_steps, 1, ", or None")
@@ -159,7 +156,6 @@ class Worker:
         self._patience = timedelta(seconds=self._time_outs.join_seconds)  # with who takes long
         self._observe = observe
         self._start_over = start_over
-        self._nccl = nccl
         self._rendezvous = Rendezvous(identity, self._time_outs)  # refuses a job without a secret
         self._leaving = Termination()
         self.job: Job | None = None
@@ -327,7 +323,7 @@ class Worker:
             self._leaving.close()
 
     def _train_in_group(self, build: Build, num_steps: int) -> Generator[int, None, None]:
-        group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
+        group = init_group(self.identity.rank, self.identity.world_size)
         try:
             yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
             self._rendezvous.say_over()

@@ -83,12 +83,7 @@ class ReformableGroup(dist.ProcessGroup):
     broadcasts values) as if all members agreed. It refuses any other collective.
 
     Groups that ``dist.new_group`` makes of its ranks are taken down and formed with it.
-
-    Attributes:
-        uses_nccl: tensors on GPUs are exchanged by NCCL. Experimental: it has not run on GPUs.
     """
-
-    uses_nccl = False
 
     def __init__(self, rank: int, world_size: int, name: str) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]
@@ -117,7 +112,6 @@ class ReformableGroup(dist.ProcessGroup):
 
     def add_subgroup(self, group: ReformableGroup) -> None:
         """Have ``group`` formed and taken down together with this one."""
-        group.uses_nccl = self.uses_nccl
         self._subgroups.append(group)
         if self._round is not None:
             group.configure(self._round)
@@ -178,7 +172,7 @@ class ReformableGroup(dist.ProcessGroup):
         self._was_lost = False
         self._works.clear()
         if inner is not None:
-            inner.abort()  # closes NCCL's connections
+            inner.abort()
         if addresses is not None:
             yield inner, addresses
         for group in self._subgroups:
@@ -226,11 +220,6 @@ class ReformableGroup(dist.ProcessGroup):
                 f"{seconds:g} s: {error}"
             ) from error
         torch_private.set_time_out(gloo, this_round.time_out)
-        if self.uses_nccl:
-            of_nccl = PrefixStore("nccl", store)
-            torch_private.add_nccl(
-                inner, of_nccl, self._rank, self._world_size, this_round.time_out
-            )
         return inner
 
 
@@ -248,11 +237,8 @@ for _operation in _COLLECTIVES:
     setattr(ReformableGroup, _operation, _delegate(_operation))
 
 
-def init_group(rank: int, world_size: int, *, nccl: bool = False) -> ReformableGroup:
+def init_group(rank: int, world_size: int) -> ReformableGroup:
     """Make the default process group of ``torch.distributed`` one that can be formed again.
-
-    Args:
-        nccl: exchange tensors on GPUs by NCCL (experimental).
 
     Raises:
         UsageError: there is a default process group already, torch is one that lacks what this
@@ -266,15 +252,11 @@ def init_group(rank: int, world_size: int, *, nccl: bool = False) -> ReformableG
     _require_descriptors(world_size)
     torch_private.exchange_few_bytes()
     torch_private.require_known_torch()
-    if nccl:
-        torch_private.require_nccl()
     _made.clear()
     if BACKEND not in dist.Backend.backend_list:
-        devices = ["cpu", "cuda"] if nccl else ["cpu"]
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
     # The rounds bring their own stores; this one is for torch's book-keeping in this process.
     dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
-    _made[0].uses_nccl = nccl
     return _made[0]
 
 

@@ -107,36 +107,6 @@ def make_group(
     return group, gloo
 
 
-def require_nccl() -> None:
-    """Refuse a torch without NCCL.
-
-    Raises:
-        UsageError: names the remedy.
-    """
-    if not hasattr(dist, "ProcessGroupNCCL"):
-        raise UsageError(
-            f"torch {torch.__version__} has no NCCL: install a build with CUDA, or leave nccl=True "
-            "out; then collectives take tensors in CPU memory"
-        )
-
-
-def add_nccl(
-    group: dist.ProcessGroup, store: Store, rank: int, world_size: int, time_out: timedelta
-) -> None:
-    """Have a group of :func:`make_group` exchange tensors on GPUs by NCCL.
-
-    Its ``abort()`` ends NCCL's communicator, too; the next group gets a new one. A collective whose
-    peer is lost raises in the thread that waits for it. Otherwise NCCL's own watchdog would end the
-    process, or training would use values that were never received.
-    """
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = time_out
-    nccl = dist.ProcessGroupNCCL(store, rank, world_size, options)
-    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-
-
 def set_time_out(gloo: Any, time_out: timedelta) -> None:
     """Set the time-out of every later collective.
 
