@@ -539,7 +539,7 @@ class Worker:
         """
         if epoch != self._rendezvous.epoch:
             return
-        this_round.is_over.set()
+        this_round.end()
         if not is_silent:
             time.sleep(_LOSS_SECONDS)
         group.interrupt(this_round)

@@ -12,6 +12,7 @@ import itertools
 import time
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -133,16 +134,19 @@ def before_delta(step, *others, settings):
 
 
 def between_holders(step):
-    """One holder has the delta, or half of it; the others have nothing."""
-    sent = []
+    """A holder has the delta, another has some of it, or nothing."""
+    traded = []
 
-    def count(inner, to, message):
-        if sent == [step, 1]:
+    def count(inner, given, sizes):
+        traded.append(1)
+        if traded == [step, 1, 1]:  # behind the heads
+            words, counts = torch.cat(given), [values.numel() for values in given]
+            options = dist.AllToAllOptions()
+            inner.alltoall_base(words.new_empty(sum(sizes)), words, sizes, counts, options)
             die()
-        sent.append(1)
 
-    watched(exchange, "send_to", count)
-    watched(sender, "exchange", lambda inner, at, message: sent.__setitem__(slice(None), [at]))
+    watched(exchange, "trade", count)
+    watched(sender, "exchange", lambda inner, at, message: traded.__setitem__(slice(None), [at]))
 
 
 def after_step(step, change):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import select
 import socket
 import stat
 import struct
@@ -27,14 +29,15 @@ from torch._C._distributed_c10d import Store
 
 _REST_SECONDS = 0.02
 _FEW_BYTES = 1 << 19  # of small messages in _REST_SECONDS
-# A peer may not be scheduled for so long: that sends a large message, and that does not take one.
-_PAUSED_SECONDS, _STALLED_SECONDS, _LONGEST_SECONDS = 0.1, 5.0, 60.0
+_PAUSED_SECONDS = 0.1  # in which a peer that sends a large message may not be scheduled
+_LONGEST_SECONDS = 5.0  # that messages are given, all in all
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
-_BYTES_AT = 120  # in Linux's struct tcp_info
+_RECEIVED_AT = 128  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
 _OPEN_STATES = (1, 4, 5)
 _CONNECTING = 2  # SYN_SENT
 _PEER_NAME = 28  # SO_PEERNAME: also of a connection that is not made yet
+_IN_EPOLL = re.compile(r"events: *([0-9a-f]+).* ino:([0-9a-f]+)")
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 # By how an address begins in memory, how many bytes :func:`_packed` gives of it.
 _ADDRESS_BYTES = {struct.pack("=H", socket.AF_INET): 8, struct.pack("=H", socket.AF_INET6): 24}
@@ -108,13 +111,12 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
     """Close the connections of the groups that were formed with these stores.
 
     Every collective that waits for one of them fails, here and in the peers. Takes about 0.05 s,
-    and longer while a large message is under way: until it has arrived, for a minute at most. A
-    peer may take nothing of it for 5 s, if its machine answers.
+    and up to 6 s while a large message is under way, or a peer takes nothing.
 
-    Gloo never completes a message that is under way while its connection ends. What waits for that
-    message waits for the whole time-out. So large messages may arrive first. Then reading ends:
-    gloo closes the connection, which this function still holds open. Peers come to rest, as they
-    wait for this process. Then writing ends, and peers close their sides.
+    Gloo never completes a message that is under way while its connection ends; what waits for it
+    waits until its round has ended. So messages may arrive first. Then reading ends: gloo closes
+    the connection, which this function still holds open. Peers come to rest, as they wait for this
+    process. Then writing ends, and peers close their sides.
 
     Raises:
         OSError: connections could not be found, for want of file descriptors for example.
@@ -125,12 +127,13 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
         connections = [held.enter_context(each) for each in _find(stores)]
         if not connections:
             return
-        _wait_for_rest(connections)
+        deadline = time.monotonic() + _LONGEST_SECONDS
+        _wait_for_rest(connections, deadline)
         _shut_down(connections, socket.SHUT_RD)
         _wait_while(lambda: _are_held_here(connections))
-        _wait_for_rest(connections)
+        _wait_for_rest(connections, deadline)
         _shut_down(connections, socket.SHUT_WR)
-        _wait_while(lambda: any(_info(each)[0] in _OPEN_STATES for each in connections))
+        _wait_while(lambda: any(_state(each) in _OPEN_STATES for each in connections))
 
 
 def end_connecting(store: AddressStore) -> None:
@@ -144,7 +147,7 @@ def end_connecting(store: AddressStore) -> None:
     """
     for connection in _open_sockets():
         with connection, suppress(OSError):
-            if _info(connection)[0] == _CONNECTING and store.leads_to(_wanted_end(connection)):
+            if _state(connection) == _CONNECTING and store.leads_to(_wanted_end(connection)):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
 
 
@@ -203,35 +206,54 @@ def _wait_while(is_waiting: Callable[[], bool]) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _wait_for_rest(connections: Sequence[socket.socket]) -> None:
-    """Return once no large message is under way, and peers had time to wait for this process.
-
-    A peer that is merely not scheduled takes and sends nothing for a while.
-    """
-    begun = moved = time.monotonic()
-    passed, pause = _num_bytes(connections), 0.0
-    while (now := time.monotonic()) < min(begun + _LONGEST_SECONDS, moved + _STALLED_SECONDS):
+def _wait_for_rest(connections: Sequence[socket.socket], deadline: float) -> None:
+    """Return once nothing is to be sent, no large message comes, and peers had a moment."""
+    received, rests_from = _received(connections), 0.0
+    while (now := time.monotonic()) < deadline:
         time.sleep(_REST_SECONDS)
-        before, passed = passed, _num_bytes(connections)
-        if passed - before >= _FEW_BYTES:
-            pause = _PAUSED_SECONDS
-        if passed > before and pause:
-            moved = now
-        elif now >= moved + pause and not any(map(_is_awaited, connections)):
+        before, received = received, _received(connections)
+        if received - before >= _FEW_BYTES or (rests_from and received > before):
+            rests_from = now + _PAUSED_SECONDS
+        if now >= rests_from and not _are_to_send(connections):
             return
 
 
-def _is_awaited(connection: socket.socket) -> bool:
-    """Return whether the peer's kernel answers, and the peer has not taken all that was sent."""
+def _are_to_send(connections: Sequence[socket.socket]) -> bool:
+    """Return whether a peer whose kernel answers is to take what gloo, or the kernel, has for it.
+
+    Gloo asks its loop for a connection to become writable as long as it has something to send.
+    """
+    answering = [each for each in connections if _answers(each)]
+    if any(any(fcntl.ioctl(each, termios.TIOCOUTQ, bytes(4))) for each in answering):
+        return True
+    files = {os.fstat(each.fileno()).st_ino for each in answering}
+    return not files.isdisjoint(_awaited_writable())
+
+
+def _answers(connection: socket.socket) -> bool:
+    """Return whether a connection is open, and its peer's kernel has not missed an answer."""
     with suppress(OSError):
-        answers = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2] == 0
-        unsent = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
-        return answers and any(unsent) and _info(connection)[0] in _OPEN_STATES
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
+        return info[0] in _OPEN_STATES and info[2] == 0
     return False
 
 
-def _num_bytes(connections: Sequence[socket.socket]) -> int:
-    return sum(sum(_info(each)[1:]) for each in connections)
+def _awaited_writable() -> Iterator[int]:
+    """Yield the inodes of files that this process waits to become writable, by epoll."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(descriptor.readlink()) == "anon_inode:[eventpoll]":
+                text = Path("/proc/self/fdinfo", descriptor.name).read_text()
+                for events, inode in _IN_EPOLL.findall(text):
+                    if int(events, 16) & select.EPOLLOUT:
+                        yield int(inode, 16)
+
+
+def _received(connections: Sequence[socket.socket]) -> int:
+    """Return how many bytes have come; 0 of a Linux before 4.1."""
+    found = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for each in connections)
+    enough = (info for info in found if len(info) >= _RECEIVED_AT + 8)
+    return sum(struct.unpack_from("=Q", info, _RECEIVED_AT)[0] for info in enough)
 
 
 def _are_held_here(connections: Sequence[socket.socket]) -> bool:
@@ -243,13 +265,8 @@ def _are_held_here(connections: Sequence[socket.socket]) -> bool:
     return any(counts[os.fstat(each.fileno()).st_ino] > 1 for each in connections)
 
 
-def _info(connection: socket.socket) -> tuple[int, int, int]:
-    """Return the state, and the bytes that the peer has acknowledged and sent."""
-    found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + 16)
-    if len(found) < _BYTES_AT + 16:  # of Linux before 4.1
-        return found[0], 0, 0
-    acknowledged, received = struct.unpack_from("=QQ", found, _BYTES_AT)
-    return found[0], acknowledged, received
+def _state(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
 def _packed(address: tuple[str, int] | tuple[str, int, int, int]) -> bytes:

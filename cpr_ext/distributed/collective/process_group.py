@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ _DESCRIPTORS, _DESCRIPTORS_EACH = 64, 4
 _CONNECT_SECONDS, _CONNECT_SECONDS_EACH = 10.0, 0.05  # and for each member
 
 
-@dataclass(frozen=True)
+@dataclass
 class Round:
     """What the members of one round meet by.
 
@@ -68,11 +69,67 @@ class Round:
     time_out: timedelta
     address: str | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
+    _ends_at: float = float("inf")
 
     def connect_seconds(self, num_members: int) -> float:
         """Return in which time a group must form: all members are there already."""
         few = min(self.time_out.total_seconds(), _CONNECT_SECONDS)
         return few + _CONNECT_SECONDS_EACH * num_members
+
+    def end(self, seconds: float = _LAST_SECONDS) -> None:
+        """Note that a member has ended; who waits for members does so for ``seconds`` yet."""
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+        self.is_over.set()
+
+    def has_ended(self) -> bool:
+        """Return whether nobody waits for members any more."""
+        return time.monotonic() >= self._ends_at
+
+
+class Members:
+    """The connected members of one round, as a group of gloo whose waits end with the round.
+
+    Gloo never ends a message whose connection ended amid it. What waits for one is abandoned.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, of_round: Round) -> None:
+        self._inner: dist.ProcessGroup | None = inner
+        self._rank, self._size = inner.rank(), inner.size()
+        self._round = of_round
+        self._works: deque[_Work] = deque(maxlen=_REMEMBERED)
+
+    def rank(self) -> int:
+        """Return which of them this process is."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return how many there are."""
+        return self._size
+
+    def __getattr__(self, operation: str) -> Callable[..., _Work]:
+        """Return a collective, which returns its work."""
+        if operation not in _COLLECTIVES:
+            raise AttributeError(operation)
+        return partial(self._call, operation)
+
+    def has_failed(self) -> bool:
+        """Return whether a collective failed."""
+        return any(work.has_failed() for work in self._works)
+
+    def forget(self) -> None:
+        """Let go of gloo's group: its end waits for what was abandoned, so a thread sees to it."""
+        inner, self._inner = [self._inner], None
+        self._works.clear()
+        threading.Thread(target=inner.clear, name="cpr_ext-forgets", daemon=True).start()
+
+    def _call(self, operation: str, *args: Any, **kwargs: Any) -> _Work:
+        if (inner := self._inner) is None:
+            raise RuntimeError("this process has left the round")
+        is_asked_once = operation in _OF_ONE_PEER or "reduce_scatter" in operation
+        made = getattr(inner, operation)(*args, **kwargs)
+        work = (_AskedOnce if is_asked_once else _Work)(made, self._round)
+        self._works.append(work)
+        return work
 
 
 class ReformableGroup(dist.ProcessGroup):
@@ -91,9 +148,8 @@ class ReformableGroup(dist.ProcessGroup):
         self._world_size = world_size
         self._name = name
         self._round: Round | None = None
-        self._inner: dist.ProcessGroup | None = None
-        self._addresses: AddressStore | None = None  # of the members of the inner group
-        self._works: deque[Any] = deque(maxlen=_REMEMBERED)
+        self._members: Members | None = None
+        self._addresses: AddressStore | None = None  # of the members of this round
         self._subgroups: list[ReformableGroup] = []
         self._was_lost = False
 
@@ -123,7 +179,7 @@ class ReformableGroup(dist.ProcessGroup):
         for group in self._subgroups:
             group.configure(new_round)
 
-    def connect(self) -> dist.ProcessGroup:
+    def connect(self) -> Members:
         """Connect now; all members call it.
 
         Returns:
@@ -133,13 +189,13 @@ class ReformableGroup(dist.ProcessGroup):
             PeerLostError: not all members have connected in time.
         """
         assert self._round is not None
-        if self._inner is None:
-            self._inner = self._connect(self._round)
-        return self._inner
+        if self._members is None:
+            self._members = self._connect(self._round)
+        return self._members
 
     def abort(self) -> None:
         """End the round; closed connections release the peers that wait for this process."""
-        left = list(self._leave())  # a group that is deleted waits for the collectives in flight
+        left = list(self._leave())
         try:
             close_connections([addresses for _, addresses in left])
         except OSError as error:
@@ -148,15 +204,17 @@ class ReformableGroup(dist.ProcessGroup):
                 "not be closed: %s",
                 *(self._rank, error),
             )
+        for members, _ in left:
+            if members is not None:
+                members.forget()
 
     def interrupt(self, of_round: Round) -> None:
         """Close the connections of this round, so that what waits for a lost member ends.
 
-        Gloo waits for the whole time-out where a member ends amid a message, or where a child of it
-        has its connections. Called from any thread; another round is left alone.
+        Called from any thread; another round is left alone.
         """
         if self._round is of_round:
-            with suppress(OSError):  # they end with the time-out, then
+            with suppress(OSError):  # what waits ends with the round
                 close_connections(list(self._all_addresses()))
 
     def _all_addresses(self) -> Iterator[AddressStore]:
@@ -165,37 +223,30 @@ class ReformableGroup(dist.ProcessGroup):
         for group in self._subgroups:
             yield from group._all_addresses()
 
-    def _leave(self) -> Iterator[tuple[dist.ProcessGroup | None, AddressStore]]:
-        """Forget the round, here and in subgroups; yields the inner groups and their addresses."""
-        inner, addresses = self._inner, self._addresses
-        self._inner = self._addresses = self._round = None
+    def _leave(self) -> Iterator[tuple[Members | None, AddressStore]]:
+        """Forget the round, here and in subgroups; yields what it has of gloo."""
+        if self._round is not None:
+            self._round.end(0.0)
+        members, addresses = self._members, self._addresses
+        self._members = self._addresses = self._round = None
         self._was_lost = False
-        self._works.clear()
-        if inner is not None:
-            inner.abort()
         if addresses is not None:
-            yield inner, addresses
+            yield members, addresses
         for group in self._subgroups:
             yield from group._leave()
 
     def has_lost_peer(self) -> bool:
         """Return whether a collective of this round failed, here or in a subgroup."""
-        if not self._was_lost:
-            self._was_lost = any(map(_has_failed, self._works))
+        if not self._was_lost and self._members is not None:
+            self._was_lost = self._members.has_failed()
         return self._was_lost or any(group.has_lost_peer() for group in self._subgroups)
 
     def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         if self._round is None:
             return _answer_alone(operation, args)
-        if self._inner is None:
-            self._inner = self._connect(self._round)
-        work = getattr(self._inner, operation)(*args, **kwargs)
-        is_asked_once = operation in _OF_ONE_PEER or "reduce_scatter" in operation
-        work = (_MessageWork if is_asked_once else _NotingWork)(work, self._round)
-        self._works.append(work)
-        return work
+        return getattr(self.connect(), operation)(*args, **kwargs)
 
-    def _connect(self, this_round: Round) -> dist.ProcessGroup:
+    def _connect(self, this_round: Round) -> Members:
         store = PrefixStore(f"group/{self._name}", this_round.store)
         seconds = this_round.connect_seconds(self._world_size)
         addresses = self._addresses = AddressStore(store, seconds)
@@ -207,7 +258,7 @@ class ReformableGroup(dist.ProcessGroup):
                 lambda: torch_private.make_group(
                     addresses, self._rank, self._world_size, seconds, this_round.address
                 ),
-                this_round.is_over,
+                this_round.is_over.is_set,
             )
         except RuntimeError as error:
             self._was_lost = True
@@ -220,7 +271,7 @@ class ReformableGroup(dist.ProcessGroup):
                 f"{seconds:g} s: {error}"
             ) from error
         torch_private.set_time_out(gloo, this_round.time_out)
-        return inner
+        return Members(inner, this_round)
 
 
 def _delegate(operation: str) -> Callable[..., Any]:
@@ -282,38 +333,43 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
     return group
 
 
-class _NotingWork(dist.Work):
-    """Notes how it ended; gloo's own of some operations does not answer that.
-
-    Gloo never ends a message whose connection ended amid it. So waiting ends with the round.
-    """
+class _Work(dist.Work):
+    """Notes how it ended, which gloo's own of some operations does not say; ends with its round."""
 
     def __init__(self, work: dist.Work, of_round: Round) -> None:
         super().__init__()
         self._work = work
         self._round = of_round
-        self.has_failed = False
+        self._has_failed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the work that this stands for; by default, the time-out of a collective."""
         try:
             return self._wait(timeout or self._round.time_out)
         except RuntimeError:
-            self.has_failed = True
+            self._has_failed = True
             raise
 
     def _wait(self, time_out: timedelta) -> bool:
-        deadline, ended = time.monotonic() + time_out.total_seconds(), 0.0
+        deadline = time.monotonic() + time_out.total_seconds()
         while True:
             try:
                 return self._work.wait(_SLICE)
             except RuntimeError:
-                now = time.monotonic()
-                if self._work.is_completed() or now >= deadline:
+                is_due = time.monotonic() >= deadline or self._round.has_ended()
+                if is_due or self._work.is_completed():
                     raise
-                ended = ended or (now if self._round.is_over.is_set() else 0.0)
-                if ended and now >= ended + _LAST_SECONDS:
-                    raise
+
+    def has_failed(self) -> bool:
+        """Return whether it failed, as far as that is known."""
+        if not self._has_failed:
+            try:
+                # A future shows it before the work does.
+                if self._work.is_completed() or self._work.get_future().done():
+                    self._work.wait()  # raises again what it ended with
+            except RuntimeError:
+                self._has_failed = True
+        return self._has_failed
 
     def is_completed(self) -> bool:
         """Return whether it is over, as far as gloo says."""
@@ -327,27 +383,26 @@ class _NotingWork(dist.Work):
         return self._work._source_rank()
 
 
-class _MessageWork(_NotingWork):
-    """Sends or receives, and ends at the first time-out; or a reduce-scatter.
+class _AskedOnce(_Work):
+    """Sends or receives; or a reduce-scatter.
 
     Gloo does not say whether these are completed, and may wait for another message if asked again.
+    A time-out would end the group. So a thread waits, which is abandoned if the round ends.
     """
 
     def _wait(self, time_out: timedelta) -> bool:
-        return self._work.wait(time_out)
+        is_inference = torch.is_inference_mode_enabled()
 
+        def wait() -> bool:
+            with torch.inference_mode(is_inference), torch.no_grad():
+                return self._work.wait(time_out)
 
-def _has_failed(work: Any) -> bool:
-    if isinstance(work, _NotingWork):
-        if work.has_failed or isinstance(work, _MessageWork):
-            return work.has_failed
-        work = work._work
-    try:
-        if work.is_completed() or work.get_future().done():  # a future shows it before the work
-            work.wait()  # raises again what it ended with
-    except RuntimeError:
-        return True
-    return False
+        seconds = time_out.total_seconds() + _LAST_SECONDS
+        return call_with_timeout(seconds, "a peer", wait, self._round.has_ended)
+
+    def has_failed(self) -> bool:
+        """Return whether waiting for it failed."""
+        return self._has_failed
 
 
 def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:

@@ -68,7 +68,7 @@ def require_known_torch() -> None:
     try:
         _try_group()
     except (AttributeError, TypeError, RuntimeError, ImportError) as error:
-        lacks.append(f"a gloo group that can be aborted ({str(error).splitlines()[0]})")
+        lacks.append(f"a gloo group ({str(error).splitlines()[0]})")
     _refuse(lacks)
 
 
@@ -108,18 +108,8 @@ def make_group(
 
 
 def set_time_out(gloo: Any, time_out: timedelta) -> None:
-    """Set the time-out of every later collective.
-
-    Waits for one member's message keep the one of :func:`make_group`, unless they are given
-    :func:`time_out_of`.
-    """
+    """Set the time-out of every later collective."""
     gloo._set_default_timeout(time_out)
-
-
-def time_out_of(group: dist.ProcessGroup) -> timedelta:
-    """Return what :func:`set_time_out` has set for a group of :func:`make_group`."""
-    time_out: timedelta = group._get_backend(torch.device("cpu")).options._timeout
-    return time_out
 
 
 def completed_work(future: torch.futures.Future[Any]) -> Any:
@@ -208,12 +198,11 @@ def _arguments_of(method: str) -> tuple[str, ...] | None:
 
 
 def _try_group() -> None:
-    """Form a group of this process alone, use it, and abort it."""
+    """Form a group of this process alone, and use it."""
     group, gloo = make_group(HashStore(), 0, 1, 5.0, "127.0.0.1")
     set_time_out(gloo, timedelta(seconds=5))
     values = torch.ones(2)
     group.allreduce([values]).wait()
-    group.abort()
     completed_work(torch.futures.Future())
     outside_graphs(_try_group)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import torch.distributed as dist
-
+from cpr_ext.distributed.collective.process_group import Members
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.protocol import Piece
@@ -61,7 +60,7 @@ class BackgroundEncoding:
         since, self._since = self._since, time.perf_counter()
         return max(_LEAST_WORDS, int(self._words_per_second * (self._since - since)))
 
-    def encode(self, inner: dist.ProcessGroup, num_words: int, state: int) -> bool:
+    def encode(self, inner: Members, num_words: int, state: int) -> bool:
         """Decode or encode as many words; return whether any are left.
 
         Args:

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cpr_ext.distributed.collective.torch_private import time_out_of
+from cpr_ext.distributed.collective.process_group import Members
 from cpr_ext.distributed.parity.held_parity import KeptPart
 from cpr_ext.distributed.parity.protocol import Soundness
 from cpr_ext.errors import PeerLostError
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
-_WORDS, _SIZES, _XORED, _BROADCAST, *_PIECES = range(7)  # tags
 # A reduction needs several times as much memory, which its threads keep: 1 MB.
 _CHUNK_WORDS = 1 << 17
 # gloo reduces in a ring: fair to every link, but a few bytes take as long as half a megabyte.
 _DIRECT_WORDS = 1 << 16
+_NO_WORDS, _NO_BYTES = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass
@@ -48,78 +48,82 @@ class Message:
         return sum(values.nbytes for values in (*self.words.values(), *(self.own_part or ())))
 
 
-def gather_numbers(inner: dist.ProcessGroup, numbers: list[int]) -> list[list[int]]:
-    """Gather every member's numbers; each gives as many.
+def trade(
+    inner: Members, given: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> list[torch.Tensor]:
+    """Send each member its values (n,), of one dtype; returns what each has sent.
 
-    They cross two hops, by way of the first member; gloo's ring needs one for each other member.
+    Args:
+        sizes: by member, how many values it sends to this one.
     """
-    found = torch.zeros(inner.size(), len(numbers), dtype=torch.int64)
-    found[inner.rank()] = torch.tensor(numbers, dtype=torch.int64)
-    xor_to_root(inner, 0, found)
-    broadcast_words(inner, 0, found)
-    given: list[list[int]] = found.tolist()
-    return given
+    found, counts = given[0].new_empty(sum(sizes)), [values.numel() for values in given]
+    with _minding():
+        options = dist.AllToAllOptions()
+        inner.alltoall_base(found, torch.cat(list(given)), list(sizes), counts, options).wait()
+    return list(torch.split(found, list(sizes)))
 
 
-def exchange(inner: dist.ProcessGroup, step: int, message: Message) -> dict[int, Message]:
+def gather_numbers(inner: Members, numbers: list[int]) -> list[list[int]]:
+    """Gather every member's numbers; each gives as many."""
+    size = inner.size()
+    own = torch.tensor(numbers, dtype=torch.int64)
+    return [values.tolist() for values in trade(inner, [own] * size, [len(numbers)] * size)]
+
+
+def exchange(inner: Members, step: int, message: Message) -> dict[int, Message]:
     """Send a message; returns those of the other members, of the same step."""
     me, size = inner.rank(), inner.size()
-    empty = torch.empty(0, dtype=torch.int64)
-    pieces = message.own_part or (empty,) * len(_PIECES)
+    pieces = message.own_part or (_NO_BYTES,) * 3
     flags = int(message.soundness), message.wanted_words
+    words = [message.words.get(member, _NO_WORDS) for member in range(size)]
     head = [step, *flags, *(piece.numel() for piece in pieces)]
-    sizes = [message.words.get(member, empty).numel() for member in range(size)]
-    heads = gather_numbers(inner, [*head, *sizes])
+    heads = gather_numbers(inner, [*head, *(some.numel() for some in words)])
     if any(other[0] != step for other in heads):
         raise RuntimeError(f"members exchange different steps: {[other[0] for other in heads]}")
-    received, works = {}, []
-    for member, other in enumerate(heads):
-        if member == me:
-            continue
-        words = torch.empty(other[_HEAD + me], dtype=torch.int64)
-        works.append(_receive(inner, words, member, _WORDS))
-        found = received[member] = Message(Soundness(other[1]), {me: words}, wanted_words=other[2])
-        if (member + 1) % size == me and other[3]:
-            found.own_part, waits = _receive_part(inner, other[3:_HEAD], member)
-            works += waits
-    for member in ((me + 1 + number) % size for number in range(size - 1)):
-        send_to(inner, member, message)
-    _wait_for(inner, works)
+    found = trade(inner, words, [other[_HEAD + me] for other in heads])
+    received = {
+        member: Message(Soundness(other[1]), {me: found[member]}, wanted_words=other[2])
+        for member, other in enumerate(heads)
+        if member != me
+    }
+    if any(other[3] for other in heads):
+        before = (me - 1) % size
+        part = _pass_part(inner, {(me + 1) % size: pieces}, {before: heads[before][3:_HEAD]})
+        received[before].own_part = part if heads[before][3] else None
     return received
 
 
-def send_to(inner: dist.ProcessGroup, member: int, message: Message) -> None:
-    """Send one member its share of a message."""
-    _send(inner, message.words.get(member), member, _WORDS)
-    if message.own_part is not None and member == (inner.rank() + 1) % inner.size():
-        for piece, tag in zip(message.own_part, _PIECES, strict=True):
-            _send(inner, piece, member, tag)
+def _pass_part(
+    inner: Members, given: dict[int, KeptPart], sizes: dict[int, list[int]]
+) -> KeptPart | None:
+    """Send own parts to members; returns what comes from one, of whose pieces the sizes are."""
+    own = [_NO_BYTES] * inner.size()
+    for member, part in given.items():
+        own[member] = torch.cat(part[::-1])  # checksums are first: they are read as words
+    found = trade(inner, own, [sum(sizes.get(member, ())) for member in range(inner.size())])
+    for member, of_it in sizes.items():
+        checksums, content, header = torch.split(found[member], of_it[::-1])
+        return header, content, checksums
+    return None
 
 
-def acknowledge(inner: dist.ProcessGroup) -> None:
+def acknowledge(inner: Members) -> None:
     """Wait until all members have called it."""
     with _minding():
         inner.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
 
 
-def hand_over(
-    inner: dist.ProcessGroup, sender: int, receiver: int, part: KeptPart | None
-) -> KeptPart:
-    """Pass an own part from one member to another; the others need not call it."""
-    if part is not None:
-        sizes = torch.tensor([piece.numel() for piece in part])
-        for values, tag in zip((sizes, *part), (_SIZES, *_PIECES), strict=True):
-            _send(inner, values, receiver, tag)
-        return part
-    sizes = torch.empty(len(_PIECES), dtype=torch.int64)
-    _wait_for(inner, [_receive(inner, sizes, sender, _SIZES)])
-    received, works = _receive_part(inner, sizes.tolist(), sender)
-    _wait_for(inner, works)
-    return received
+def hand_over(inner: Members, sender: int, receiver: int, part: KeptPart | None) -> KeptPart | None:
+    """Pass an own part from one member to another, to which it is returned."""
+    sizes = torch.tensor([piece.numel() for piece in part or (_NO_BYTES,) * 3])
+    broadcast_words(inner, sender, sizes)
+    is_receiver = inner.rank() == receiver
+    given = {} if part is None else {receiver: part}
+    return _pass_part(inner, given, {sender: sizes.tolist()} if is_receiver else {})
 
 
 def xor_over_group(
-    inner: dist.ProcessGroup,
+    inner: Members,
     words_range: tuple[int, int],
     root: int,
     give: Callable[[int, torch.Tensor], None],
@@ -147,7 +151,7 @@ def xor_over_group(
         note(words.nbytes)
 
 
-def xor_to_root(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
+def xor_to_root(inner: Members, root: int, words: torch.Tensor) -> None:
     """XOR the words of all members into those of ``root``; the others' may change, too."""
     if words.numel() <= _DIRECT_WORDS:
         return _xor_directly(inner, root, words)
@@ -158,58 +162,21 @@ def xor_to_root(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> Non
         inner.reduce([words], options).wait()
 
 
-def _xor_directly(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
-    if inner.rank() != root:
-        return _send(inner, words, root, _XORED)
-    others = [torch.empty_like(words) for _ in range(inner.size() - 1)]
-    members = [member for member in range(inner.size()) if member != root]
-    works = [_receive(inner, w, m, _XORED) for w, m in zip(others, members, strict=True)]
-    for work, other in zip(works, others, strict=True):
-        _wait_for(inner, [work])
-        words ^= other
+def _xor_directly(inner: Members, root: int, words: torch.Tensor) -> None:
+    me, members = inner.rank(), range(inner.size())
+    given = [words if member == root != me else _NO_WORDS for member in members]
+    for other in trade(inner, given, [words.numel() * (me == root != m) for m in members]):
+        if other.numel():
+            words ^= other
 
 
-def broadcast_words(inner: dist.ProcessGroup, source: int, words: torch.Tensor) -> None:
+def broadcast_words(inner: Members, source: int, words: torch.Tensor) -> None:
     """Overwrite the words (n,) of all members by those of ``source``; meant for few."""
-    if not words.numel():
-        return
-    if inner.rank() != source:
-        _wait_for(inner, [_receive(inner, words, source, _BROADCAST)])
-        return
-    members = [member for member in range(inner.size()) if member != source]
-    with _minding():
-        works = [inner.send([words], member, _BROADCAST) for member in members]
-    _wait_for(inner, works)
-
-
-def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:
-    if values is not None and values.numel():
-        with _minding():
-            inner.send([values], member, tag).wait(time_out_of(inner))
-
-
-def _wait_for(inner: dist.ProcessGroup, works: Sequence[dist.Work | None]) -> None:
-    """Wait for messages as long as for a collective; gloo's own time-out is that of connecting."""
-    time_out = time_out_of(inner)
-    with _minding():
-        for work in works:
-            if work is not None:
-                work.wait(time_out)
-
-
-def _receive_part(
-    inner: dist.ProcessGroup, sizes: list[int], member: int
-) -> tuple[KeptPart, list[dist.Work | None]]:
-    header, content, checksums = (torch.empty(n, dtype=torch.uint8) for n in sizes)
-    part = header, content, checksums
-    return part, [_receive(inner, p, member, tag) for p, tag in zip(part, _PIECES, strict=True)]
-
-
-def _receive(
-    inner: dist.ProcessGroup, values: torch.Tensor, member: int, tag: int
-) -> dist.Work | None:
-    with _minding():
-        return inner.recv([values], member, tag) if values.numel() else None
+    me, members = inner.rank(), range(inner.size())
+    given = [words.view(-1) if me == source != member else _NO_WORDS for member in members]
+    found = trade(inner, given, [words.numel() * (m == source != me) for m in members])
+    if me != source:
+        words.copy_(found[source].view_as(words))
 
 
 @contextmanager
@@ -218,5 +185,4 @@ def _minding() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.with_traceback(None)  # its frames refer to the connections
         raise PeerLostError(f"a member of a parity group was lost: {error}") from error

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
+from cpr_ext.distributed.collective.process_group import Members
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.exchange import xor_over_group, xor_to_root
 from cpr_ext.distributed.parity.held_parity import HeldParity
@@ -52,7 +52,7 @@ class GroupCodec:
         """Return all of the parity that a member holds."""
         return Piece(holder, None, 0, self.parity_words(holder))
 
-    def run(self, inner: dist.ProcessGroup, piece: Piece, state: int) -> None:
+    def run(self, inner: Members, piece: Piece, state: int) -> None:
         """Decode or encode a piece; parity and rows are those of ``state``."""
         root = piece.holder if piece.lost is None else piece.lost
         take = self._take_parity
@@ -68,7 +68,7 @@ class GroupCodec:
         )
 
     def decode_rows(
-        self, inner: dist.ProcessGroup, lost: int, request: torch.Tensor, state: int
+        self, inner: Members, lost: int, request: torch.Tensor, state: int
     ) -> torch.Tensor:
         """Decode single rows of ``lost``; what the others get is of no use.
 

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from cpr_ext.checkpointer.checkpointer import Checkpointer
-from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.distributed.collective.process_group import Members, ReformableGroup, Round
 from cpr_ext.distributed.collective.recovery_decision import Encode, Rebuild
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
@@ -44,60 +43,6 @@ logger = logger_of("parity")
 
 # Of parity that is encoded again because rows changed, unless the options say another rate.
 _BYTES_PER_SECOND_AGAIN = 100_000_000
-
-
-class GroupConnections:
-    """Connects the members of a group; of a round that is over, nothing refers to them.
-
-    Args:
-        number: of the group.
-        rank: of this worker.
-    """
-
-    def __init__(self, number: int, group: Group, rank: int) -> None:
-        self._name = f"parity-{number}"
-        self._group = group
-        self._me = group.index(rank)
-        self._network: ReformableGroup | None = None
-        self._inner: dist.ProcessGroup | None = None
-        self._round = 0
-
-    @property
-    def inner(self) -> dist.ProcessGroup:
-        """Those of this round."""
-        assert self._inner is not None
-        return self._inner
-
-    def connect(self, this_round: Round) -> dist.ProcessGroup:
-        """Connect the group in a new round; all its members call it.
-
-        Raises:
-            PeerLostError: not all did.
-        """
-        if self._network is None:
-            self._network = ReformableGroup(self._me, len(self._group), self._name)
-        self._round += 1
-        self._network.configure(this_round)
-        self._inner = self._network.connect()
-        return self._inner
-
-    def release(self) -> None:
-        """Close them."""
-        self._release(self._round)
-
-    def releasing(self) -> Callable[[], None]:
-        """Return what closes those of this round, whenever it is called; from any thread."""
-        return partial(self._release, self._round)
-
-    def interrupt(self, of_round: Round) -> None:
-        """Close those of a round; called from any thread."""
-        if self._network is not None:
-            self._network.interrupt(of_round)
-
-    def _release(self, of_round: int) -> None:
-        if of_round == self._round and self._network is not None:
-            self._inner = None
-            self._network.abort()
 
 
 class LateRows:
@@ -204,9 +149,7 @@ def note_decoded_first(own: OwnRows) -> None:
                 own.missing.note_table(number)
 
 
-def exchange_pieces(
-    inner: dist.ProcessGroup, source: int, pieces: list[list[Piece]]
-) -> list[list[Piece]]:
+def exchange_pieces(inner: Members, source: int, pieces: list[list[Piece]]) -> list[list[Piece]]:
     """Return the pieces that member ``source`` gives, on all members."""
     counts = torch.tensor([len(some) for some in pieces])
     broadcast_words(inner, source, counts)
@@ -256,7 +199,8 @@ class ParityMember:
         self._metrics = ParityMetrics()
         self._protection = Protection(identity.rank, self._group, self._metrics)
         self._own_rebuild = (0, 0.0)  # how many rows of this worker, and since when
-        self._connections = GroupConnections(number, self._group, identity.rank)
+        me = self._group.index(identity.rank)
+        self._network = ReformableGroup(me, len(self._group), f"parity-{number}")
         self._late = LateRows(self._group, identity.rank)
         self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
         self._held = HeldParity(parity.every_steps)
@@ -264,7 +208,6 @@ class ParityMember:
         self._serves = False  # lookups wait for missing rows while training
         self.values: dict[str, Any] = {}
         self.has_spoiled_rows = False
-        self._round: Round | None = None
 
     @property
     def is_protected(self) -> bool:
@@ -314,7 +257,8 @@ class ParityMember:
         self._round = this_round
         self._protection.note_machines(machines)
         self._protection.end_until_encoded()
-        inner = self._connections.connect(this_round)
+        self._network.configure(this_round)
+        inner = self._inner = self._network.connect()
         numbers = [self._late.was_bypassed, *self._own.part_words]
         found = gather_numbers(inner, numbers)
         was_bypassed = any(given[0] for given in found)
@@ -394,7 +338,7 @@ class ParityMember:
         return rows
 
     def _rebuild(self, lost: int, step: Rebuild, whole: DensePart) -> None:
-        inner, at = self._connections.inner, self._group.index(lost)
+        inner, at = self._inner, self._group.index(lost)
         pieces: list[list[Piece]] = [[], []]
         if lost == self._rank:
             if self._serves and not step.visits:
@@ -432,7 +376,7 @@ class ParityMember:
             )
         else:
             for piece in pieces:
-                codec.run(self._connections.inner, piece, state)
+                codec.run(self._inner, piece, state)
         self._start_sending(state, encoding)
         if encoding is None:
             self._note_encoded()
@@ -480,14 +424,14 @@ class ParityMember:
         if sender is not None:
             sender.stop()
         self._protection.end()
-        self._connections.release()
+        self._network.abort()
 
     def interrupt(self, of_round: Round) -> None:
         """Close the connections of a round, and end what waits for it; called from any thread."""
         sender = self._late.sender
         if sender is not None and self._round is of_round:
             sender.end_waits()
-        self._connections.interrupt(of_round)
+        self._network.interrupt(of_round)
 
     @property
     def _rate_again(self) -> int:
@@ -545,11 +489,9 @@ class ParityMember:
         self, lost: int, keeper: int, state: int, whole: DensePart, there: Sequence[Piece]
     ) -> None:
         me = self._group.index(self._rank)
-        if me == keeper:
-            part = self._held.own_part(self._group[lost], state)
-            hand_over(self._connections.inner, keeper, lost, part)
-        elif me == lost:
-            part = hand_over(self._connections.inner, keeper, lost, None)
+        kept = self._held.own_part(self._group[lost], state) if me == keeper else None
+        part = hand_over(self._inner, keeper, lost, kept)
+        if part is not None:
             self._own.restore(state, whole, part, [self._late.words_of(piece) for piece in there])
             self._obstacle = self._own.obstacle
             self._require_no_obstacle()
@@ -565,15 +507,15 @@ class ParityMember:
     def _start_sending(self, state: int, encoding: BackgroundEncoding | None) -> None:
         """Send deltas from now on: all members are at ``state``."""
         message = Message(Soundness.SOUND, {}, self._own.to_keep(state))
-        for number, other in exchange(self._connections.inner, state, message).items():
+        for number, other in exchange(self._inner, state, message).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)
         self._metrics.begin_sending(state)
         self._late.sender = Sender(
-            *(self._connections.inner, self._group, self._own, self._held),
+            *(self._inner, self._group, self._own, self._held),
             protocol.begin(state, self._parity.every_steps),
             self._metrics,
-            self._connections.releasing(),
+            partial(self._network.interrupt, self._round),
             encoding,
             self._keep_alive_seconds,
             self._encode_again,

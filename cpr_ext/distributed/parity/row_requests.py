@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 
+from cpr_ext.distributed.collective.process_group import Members
 from cpr_ext.distributed.parity.exchange import broadcast_words
 
 # Heads in place of the number of words that follow.
@@ -49,9 +49,7 @@ def describe_rows(bounds: Sequence[int], places: torch.Tensor, width: int) -> to
     return torch.cat(blocks)
 
 
-def exchange_request(
-    inner: dist.ProcessGroup, source: int, request: RowRequest | None
-) -> RowRequest | None:
+def exchange_request(inner: Members, source: int, request: RowRequest | None) -> RowRequest | None:
     """Return the request of member ``source`` on all members; None: it has completed its step.
 
     Args:

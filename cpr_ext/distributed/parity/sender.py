@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
+from cpr_ext.distributed.collective.process_group import Members
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.exchange import Message, acknowledge, exchange
@@ -36,12 +36,12 @@ class Sender:
         encoding: of rows and parity that the group lacks, if that is done meanwhile.
         keep_alive_seconds: after which a member that has no request says so.
         encode_again: returns what encodes all parity of the group from the rows of a state.
-        release: drops all other references to the connections; called from any thread, repeatedly.
+        release: closes the connections; called from any thread, repeatedly.
     """
 
     def __init__(
         self,
-        inner: dist.ProcessGroup,
+        inner: Members,
         group: Group,
         own: OwnRows,
         held: HeldParity,
@@ -52,7 +52,7 @@ class Sender:
         keep_alive_seconds: float = 5.0,
         encode_again: Callable[[int], BackgroundEncoding | None] = lambda state: None,
     ) -> None:
-        self._inner: dist.ProcessGroup | None = inner
+        self._inner = inner
         self._group = group
         self._me = inner.rank()
         self._rank = group[self._me]
@@ -160,10 +160,9 @@ class Sender:
                 self._serve(step)
         except BaseException as error:
             with self._changed:
-                self._error = error.with_traceback(None)  # its frames refer to the connections
+                self._error = error
                 self._changed.notify_all()
         finally:
-            self._inner = None
             self._release()
 
     def _next(self) -> int | None:
@@ -181,7 +180,7 @@ class Sender:
             if self._has_stopped():
                 return False
             message = self._pack(step)
-        received = exchange(self._connected(), step, message)
+        received = exchange(self._inner, step, message)
         with self._changed:
             if self._has_stopped():
                 return False
@@ -197,7 +196,7 @@ class Sender:
                 self._hold(self._group[member], step, other, is_in_parity=not encodes_again)
             assert protocol.may_acknowledge(self._held.logs, step)
         self._encode(min(p.wanted_words for p in all_parcels), step)
-        acknowledge(self._connected())
+        acknowledge(self._inner)
         self._metrics.note_acknowledged(step, message.num_bytes)
         return True
 
@@ -215,7 +214,7 @@ class Sender:
     def _encode(self, num_words: int, state: int) -> None:
         """Decode and encode something before rows may change again, or while training waits."""
         encoding = self._encoding
-        if encoding is not None and not encoding.encode(self._connected(), num_words, state):
+        if encoding is not None and not encoding.encode(self._inner, num_words, state):
             self._encoding = None
         with self._changed:
             self._changed.notify_all()
@@ -227,7 +226,7 @@ class Sender:
             own = self._next_request(state) if lost == self._rank else None
             if self._has_stopped():
                 return
-            inner = self._connected()
+            inner = self._inner
             request = exchange_request(inner, self._group.index(lost), own)
             if request is None or self._has_stopped():
                 return
@@ -265,7 +264,3 @@ class Sender:
             self._held.keep_own_part(member, step, message.own_part)
         if is_in_parity:
             self._held.receive(member, step, message.words[self._me])
-
-    def _connected(self) -> dist.ProcessGroup:
-        assert self._inner is not None
-        return self._inner

@@ -118,12 +118,12 @@ def named(keys: Sequence[str]) -> dict[str, Any]:
 
 
 def call_with_timeout(
-    seconds: float, who: str, call: Callable[[], Answer], until: threading.Event | None = None
+    seconds: float, who: str, call: Callable[[], Answer], until: Callable[[], bool] | None = None
 ) -> Answer:
     """Return or raise what ``call`` does; abandon its thread if it takes longer.
 
     Args:
-        until: once it is set nobody needs the answer.
+        until: asked often; once it is true nobody needs the answer.
 
     Raises:
         dist.DistNetworkError: it took longer; says ``who`` does not answer.
@@ -142,7 +142,7 @@ def call_with_timeout(
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-        if until is not None and until.is_set():
+        if until is not None and until():
             break
         thread.join(left if until is None else min(left, _LOOK_SECONDS))
     if errors:

@@ -11,6 +11,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from python_tests.distributed.cluster import free_port
 WORLD_SIZE = 3
 # A wait that ends for no other reason; and far less, on a busy machine, too.
 TIME_OUT_SECONDS = 200
-SOON_SECONDS = 60
+SOON_SECONDS = 30
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def run_member(scenario, rank, folder, port, host):
         return this_round
 
     meet.store, meet.host = store, host
-    said = globals()[scenario](rank, group, meet)
+    name, *given = scenario.split()
+    said = globals()[name](rank, group, meet, *given)
     Path(folder, str(rank)).write_text(json.dumps(said))
 
 
@@ -230,48 +232,62 @@ def test_no_message_waits_for_a_peer_that_left_amid_it(members):
     assert max(members("left_amid_messages")) < SOON_SECONDS
 
 
-def left_amid_a_large_message(rank, group, meet):
-    """Worker 1 leaves while it sends 256 MB to worker 0; how long it took each to be done."""
-    meet(0, seconds=TIME_OUT_SECONDS)
-    inner = group.connect()
-    dist.all_reduce(torch.ones(1))
-    values, begin = torch.ones(1 << 26), time.monotonic()
-    if rank == 0:
+def amid_a_large_message(rank, group, meet, operation, leaver, how):
+    """Worker 0 or 1 leaves, or dies, amid 256 MB from 1 to 0, and the other is stopped meanwhile.
+
+    How long each waited at most.
+    """
+    waited = [0.0]
+
+    def timed(call):
+        begin = time.monotonic()
         with contextlib.suppress(RuntimeError):  # the message may have arrived
-            inner.recv([values], 1, 0).wait(timedelta(seconds=TIME_OUT_SECONDS))
-    if rank == 1:
-        work = inner.send([values], 0, 0)
-        time.sleep(0.03)
-        group.abort()
-        with contextlib.suppress(RuntimeError):
-            work.wait(timedelta(seconds=TIME_OUT_SECONDS))
-    return time.monotonic() - begin
+            call()
+        waited.append(time.monotonic() - begin)
 
-
-def test_a_large_message_that_is_under_way_may_arrive(members):
-    assert max(members("left_amid_a_large_message")) < SOON_SECONDS
-
-
-def killed_amid_a_large_message(rank, group, meet):
-    """Worker 1 dies while it broadcasts 256 MB; how long it took the others to be done."""
-    this_round = meet(0, seconds=TIME_OUT_SECONDS)
+    this_round, leaver = meet(0, seconds=TIME_OUT_SECONDS), int(leaver)
     dist.all_reduce(torch.ones(1))
-    values, begin = torch.ones(1 << 26), time.monotonic()
-    if rank == 1:
-        threading.Timer(0.03, lambda: os.kill(os.getpid(), 9)).start()
-    threading.Timer(1.0, this_round.is_over.set).start()  # as the rendezvous says
-    for number in range(50):
-        with contextlib.suppress(RuntimeError):
-            dist.broadcast(values, 1)
-        if group.has_lost_peer():
-            return number, time.monotonic() - begin
-    raise AssertionError("the death was not noticed")
+    meet.store.set(f"pid {rank}", str(os.getpid()))
+    values = torch.full((1 << 26,), rank % 2 + 0.0)
+    if operation == "broadcast":
+        work = dist.broadcast(values, 1, async_op=True)
+    elif rank < 2:
+        work = dist.isend(values, 0) if rank == 1 else dist.irecv(values, 1)
+    else:
+        return 0.0
+    if rank == 0:
+        while values[0] == 0:
+            time.sleep(0.0002)
+        meet.store.set("it is under way", "")
+    meet.store.wait(["it is under way"])
+    if rank == leaver:
+        other = int(meet.store.get(f"pid {1 - rank}"))
+        os.kill(other, signal.SIGSTOP)
+        if how == "dies":
+            threading.Timer(1.0, os.kill, (other, signal.SIGCONT)).start()
+            meet.store.set("left", "")
+            time.sleep(2.0)
+            os.kill(os.getpid(), 9)
+        timed(group.abort)
+        os.kill(other, signal.SIGCONT)
+        meet.store.set("left", "")
+    else:
+        meet.store.wait(["left"])
+        threading.Timer(0.5, this_round.end).start()  # as the rendezvous says
+        threading.Timer(1.0, group.interrupt, (this_round,)).start()
+    timed(work.wait)
+    timed(group.abort)
+    return max(waited)
 
 
-def test_what_waits_for_the_rest_of_a_message_of_a_dead_peer_ends_with_the_round(members):
-    *others, dead = sorted(members("killed_amid_a_large_message"), key=lambda said: said is None)
-    assert dead is None
-    assert all(waited < SOON_SECONDS for _, waited in others)
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("operation", ["message", "broadcast"])
+def test_nothing_waits_for_the_rest_of_a_large_message(members, operation, leaver, how):
+    """Of a member that has left, also if its peer was not scheduled meanwhile."""
+    waited = members(f"amid_a_large_message {operation} {leaver} {how}")
+    assert (waited[leaver] is None) == (how == "dies")
+    assert max(seconds or 0.0 for seconds in waited) < SOON_SECONDS
 
 
 def left_without_descriptors(rank, group, meet):
@@ -354,19 +370,14 @@ def test_a_message_that_has_arrived_is_not_waited_for_again_when_a_peer_is_lost(
     ]
 
 
-class NotesItsTimeOut:
-    def wait(self, timeout):
-        self.waited = timeout
-        return True
-
-
 def test_a_message_is_waited_for_as_long_as_any_collective():
-    work, time_out = NotesItsTimeOut(), timedelta(seconds=60)
-    this_round = Round(HashStore(), time_out)
-    process_group._MessageWork(work, this_round).wait()
-    assert work.waited == time_out
-    process_group._MessageWork(work, this_round).wait(timedelta(seconds=1))
-    assert work.waited == timedelta(seconds=1)
+    waited = []
+    gloo = SimpleNamespace(rank=int, size=int)
+    gloo.send = lambda: SimpleNamespace(wait=lambda time_out: waited.append(time_out) or True)
+    group = process_group.Members(gloo, Round(HashStore(), timedelta(seconds=60)))
+    assert group.send().wait()
+    assert group.send().wait(timedelta(seconds=1))
+    assert waited == [timedelta(seconds=60), timedelta(seconds=1)]
 
 
 def hanging_host(rank, group, meet):
@@ -401,10 +412,8 @@ class HeardOfByItsFuture:
 
 
 def test_a_loss_that_only_a_future_tells_of_yet_is_a_loss():
-    group = init_group(0, WORLD_SIZE)
-    try:
-        assert not group.has_lost_peer()
-        group._works.append(HeardOfByItsFuture())
-        assert group.has_lost_peer()
-    finally:
-        dist.destroy_process_group()
+    gloo = SimpleNamespace(rank=int, size=int, barrier=HeardOfByItsFuture)
+    group = process_group.Members(gloo, Round(HashStore(), timedelta(seconds=60)))
+    assert not group.has_failed()
+    group.barrier()
+    assert group.has_failed()

@@ -47,7 +47,6 @@ def with_a_group_that_takes_options(patch):
         (without("_build_params_for_reducer"), "_build_params_for_reducer"),
         (with_another_signature, "_ddp_init_helper"),
         (with_a_group_that_takes_options, "a gloo group .* 'options'"),
-        (lambda patch: patch.delattr(dist.ProcessGroup, "abort"), "a gloo group .* 'abort'"),
         (lambda patch: patch.setattr(torch_private, "Reducer", object), "Reducer._rebuild_buckets"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_call_that_has_no_end_is_left_behind():
         call_with_timeout(0.01, "host:1", never.wait)
     threading.Timer(0.1, until.set).start()
     with pytest.raises(dist.DistNetworkError):
-        call_with_timeout(1e6, "host:1", never.wait, until)
+        call_with_timeout(1e6, "host:1", never.wait, until.is_set)
     never.set()
 
 
