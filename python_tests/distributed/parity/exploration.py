@@ -147,10 +147,6 @@ class Model:
             for rank, w in enumerate(state.workers)
         ]
 
-    def key(self, state):
-        """Of states with one key, one is explored."""
-        return state
-
     def held_by(self, rank, memory):
         return dict(zip(self.others(rank), memory.held, strict=False))
 
@@ -393,7 +389,7 @@ def explore(model, *, deep=False) -> Result:
         deep: follow one way to its end first, which finds faults sooner.
     """
     start = model.first()
-    seen, waiting = {model.key(start)}, deque([start])
+    seen, waiting = {start}, deque([start])
     recoveries = fallbacks = 0
     while waiting:
         state = waiting.pop() if deep else waiting.popleft()
@@ -409,8 +405,8 @@ def explore(model, *, deep=False) -> Result:
                 fallbacks += 1
                 continue
             recoveries += state.goal is not None and other.goal is None
-            if (key := model.key(other)) not in seen:
-                seen.add(key)
+            if other not in seen:
+                seen.add(other)
                 waiting.append(other)
     return Result(len(seen), recoveries, fallbacks)
 

@@ -17,7 +17,7 @@ class HandModel(LockStepModel):
     """
 
     def __init__(self, *given, **options):
-        super().__init__(*given, reductions=("silent",), behind=True, **options)
+        super().__init__(*given, behind=True, **options)
 
     def next_states(self, state):
         yield from super().next_states(state)
