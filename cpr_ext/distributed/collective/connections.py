@@ -136,19 +136,27 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
         _wait_while(lambda: any(_state(each) in _OPEN_STATES for each in connections))
 
 
-def end_connecting(store: AddressStore) -> None:
+def end_connecting(store: AddressStore) -> list[str]:
     """Have the kernel end, at its next try, connections to members that do not answer.
 
     By default it tries for two minutes. Gloo drops a group after five times its time-out. If the
     kernel says after that that a connection failed, gloo ends the process.
 
+    Returns:
+        The addresses of these members.
+
     Raises:
         OSError: connections could not be found, for want of file descriptors for example.
     """
+    silent = set()
     for connection in _open_sockets():
         with connection, suppress(OSError):
-            if _state(connection) == _CONNECTING and store.leads_to(_wanted_end(connection)):
+            end = _wanted_end(connection)
+            if _state(connection) == _CONNECTING and store.leads_to(end):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
+                host = end[4:8] if connection.family == socket.AF_INET else end[8:24]
+                silent.add(socket.inet_ntop(connection.family, host))
+    return sorted(silent)
 
 
 def _wanted_end(connection: socket.socket) -> bytes:

@@ -47,6 +47,7 @@ _COLLECTIVES = (
 _OF_ONE_PEER = ("send", "recv", "recv_anysource")
 # How long a wait takes until it looks whether its round is over; and how long it lasts after that.
 _SLICE, _LAST_SECONDS = timedelta(seconds=0.5), 2.0
+_FORGET_SECONDS = 0.5  # that the end of a group may take
 # A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
 # A connection to each other member, another name for it while they are closed, and subgroups.
@@ -117,10 +118,11 @@ class Members:
         return any(work.has_failed() for work in self._works)
 
     def forget(self) -> None:
-        """Let go of gloo's group: its end waits for what was abandoned, so a thread sees to it."""
+        """Let go of gloo's group. Its end waits for what was abandoned, and is abandoned then."""
         inner, self._inner = [self._inner], None
         self._works.clear()
-        threading.Thread(target=inner.clear, name="cpr_ext-forgets", daemon=True).start()
+        with suppress(dist.DistNetworkError):
+            call_with_timeout(_FORGET_SECONDS, "gloo", inner.clear)
 
     def _call(self, operation: str, *args: Any, **kwargs: Any) -> _Work:
         if (inner := self._inner) is None:
@@ -254,21 +256,22 @@ class ReformableGroup(dist.ProcessGroup):
             # What it asks of a store whose host hangs has no end of its own.
             inner, gloo = call_with_timeout(
                 seconds + 1.0,
-                "the rendezvous",
+                "a peer, or the rendezvous,",
                 lambda: torch_private.make_group(
                     addresses, self._rank, self._world_size, seconds, this_round.address
                 ),
                 this_round.is_over.is_set,
             )
         except RuntimeError as error:
-            self._was_lost = True
+            self._was_lost, silent = True, list[str]()
             with suppress(OSError):
-                end_connecting(addresses)
+                silent = end_connecting(addresses)
+            why = f"{', '.join(silent)} does not answer" if silent else str(error)
             if this_round.is_over.is_set():
                 raise PeerLostError("a worker ended while others connected to it") from error
             raise PeerLostError(
                 f"worker {self._rank} could not connect to all {self._world_size} within "
-                f"{seconds:g} s: {error}"
+                f"{seconds:g} s: {why}"
             ) from error
         torch_private.set_time_out(gloo, this_round.time_out)
         return Members(inner, this_round)

@@ -131,7 +131,7 @@ def test_connections_to_members_that_do_not_answer_are_ended_and_no_other():
         host, port = members[0]
         family = struct.pack("=H", socket.AF_INET)
         store.set("0", b"name" + family + struct.pack("!H", port) + socket.inet_aton(host))
-        end_connecting(store)
+        assert end_connecting(store) == ["127.0.0.1"]
         tries = [t.getsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT) for t in tried]
         assert tries[0] == 1
         assert tries[1] != 1
