@@ -7,8 +7,7 @@ worker of one machine gets SIGKILL; its agent starts it again. ``moved``: the sa
 ``--max-restarts=0``, so that its agent ends and the standby has its node. ``cut``: a machine is cut
 off without a word, and the standby has its node. ``asked``: an agent gets SIGTERM, and the standby
 has its node. ``adopted``: a machine is cut off, nobody stands by, and a second agent on another
-machine has the node after 2 s. ``returned``: a machine comes after that, and the node moves there;
-from when the others notice. ``meeting``: a machine is cut off, at the same moment that of the
+machine has the node after 2 s. ``meeting``: a machine is cut off, at the same moment that of the
 rendezvous, and after 5 s another machine has its address and hosts it; a standby waits. All of
 these are exact (parity in peers' memory).
 ``usual``: a machine is cut off in the same way, under torchrun's own rendezvous; all workers are
@@ -41,7 +40,7 @@ from python_tests.distributed.agents import metadata
 from python_tests.distributed.namespaces import Network, ip
 
 WORKERS, VICTIM, STEPS_BEFORE = 4, 2, 60
-WAYS = ("killed", "moved", "cut", "asked", "adopted", "returned", "meeting", "usual")
+WAYS = ("killed", "moved", "cut", "asked", "adopted", "meeting", "usual")
 ADOPT_SECONDS = 2
 MEETING_SECONDS = 5  # until the rendezvous has another machine
 PATIENCE_SECONDS = 400.0
@@ -65,7 +64,7 @@ class Machines:
             for machine in range(WORKERS):
                 self._start(machine)
             self._wait(lambda: self._newest_step() >= 1)
-            if way in ("adopted", "returned"):
+            if way == "adopted":
                 self._start(0, is_parked=True)
             else:
                 self._start(WORKERS)
@@ -161,11 +160,6 @@ class Machines:
             self._network.cut(self._meeting)
             time.sleep(MEETING_SECONDS)
             self._move_rendezvous()
-        if self._way == "returned":
-            self._wait(lambda: first_after(self._journal(0), "recovered", at))
-            self._start(WORKERS)
-            come = time.time()
-            at = self._wait(lambda: first_after(self._journal(0), "peer_lost", come))
         recovered = self._wait(lambda: first_after(self._journal(0), "recovered", at))
         stepped = self._wait(lambda: first_after(self._journal(0), "step", recovered))
         noticed = first_after(self._journal(0), "peer_lost", at)

@@ -13,7 +13,6 @@ from torch import nn
 from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.checkpointer.options import StoreOptions
 from cpr_ext.distributed.collective import data_parallel
-from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
@@ -26,23 +25,21 @@ from cpr_ext.wings.policy.target_pls import TargetPLS
 logger = logger_of("jobs")
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
-Recoveries = Literal["partial", "full", "exact", "auto"]
+Recoveries = Literal["partial", "full", "exact"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
 
 
 def require_recovery(recovery: str, parity: Parity | None) -> None:
     """Raise UsageError unless there is such a recovery, and ``parity`` goes with it."""
-    require_one_of("recovery", recovery, ("partial", "full", "exact", "auto"))
+    require_one_of("recovery", recovery, ("partial", "full", "exact"))
     if recovery == "exact" and parity is None:
         raise UsageError(
             'recovery="exact" needs parity=Parity(group_size=...), from which it rebuilds lost rows'
         )
     if recovery != "exact" and parity is not None and parity.rebuild_bytes_per_second is not None:
         raise UsageError('rebuild_bytes_per_second= is of use with recovery="exact" only')
-    if recovery not in ("exact", "partial") and parity is not None:
-        raise UsageError(
-            f'parity= is of no use with recovery="{recovery}"; it goes with "exact" and "partial"'
-        )
+    if recovery == "full" and parity is not None:
+        raise UsageError('parity= is of no use with recovery="full"')
 
 
 def contract_of(parity: Parity | None, **options: Any) -> dict[str, str]:
@@ -60,19 +57,6 @@ def require_planned_parity(schedule: Schedule, parity: Parity | None) -> None:
             'Worker has none: give it parity=Parity(...) and recovery="exact", or leave parity= '
             "out of TargetPLS"
         )
-
-
-def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
-    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan.
-
-    A worker on ``"auto"`` has no parity: where the plan recommends that, recovery is partial.
-    """
-    if wanted != "auto":
-        return wanted
-    for planning in _planning(schedule):
-        if planning.plan is not None and planning.plan.recommended.recovery == "full":
-            return "full"
-    return "partial"
 
 
 def _version() -> str:

@@ -54,7 +54,6 @@ from cpr_ext.distributed.defaults import (
     MakeCheckpointer,
     Optimizers,
     Recoveries,
-    choose_recovery,
     contract_of,
     listed,
     make_default_checkpointer,
@@ -112,8 +111,7 @@ class Worker:
             that all have; the Checkpointer must make such points at the same steps everywhere
             (``AllRows()``, ``EverySteps``, ``when_busy="wait"``); stores keep the newest that all
             have. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most
-            two steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS``
-            schedule says, else partially.
+            two steps, so that nothing is lost.
         parity: of each other's rows, which peers hold in memory; for ``recovery="exact"``. With
             ``"partial"`` the lost rows are rebuilt from it, and survivors do not go back.
         time_outs: how long to wait for what.
@@ -304,7 +302,7 @@ class Worker:
     def _take_part(self, build: Build, num_steps: int) -> Generator[int, None, None]:
         with self._ending_the_job():
             self._address = own_address(self.identity)
-        self._rendezvous = Rendezvous(self.identity, self._time_outs, self._address)
+        self._rendezvous = Rendezvous(self.identity, self._time_outs)
         self._rendezvous.is_leaving = lambda: self._leaving.is_wanted
         self._leaving = self._hear_sigterm()
         member, take_over = self._rendezvous.member, self._rendezvous.take_over
@@ -364,14 +362,11 @@ class Worker:
                     raise PeerLostError("a collective of the step failed, which the step caught")
                 if (parity := self._parity) is not None:
                     parity.wait_until_rows_may_change()
-                choice = choose_recovery(self._recovery, job.checkpointer.schedule)
-                self._points.look(is_full=choice == "full")
+                self._points.look(is_full=self._recovery == "full")
                 job.checkpointer.step(1 if job.num_samples is None else job.num_samples)
                 if parity is not None:
                     parity.finish_step(job.step)
                 self._report("step", job)
-                if parity is None or parity.is_protected:
-                    self._rendezvous.note_may_be_lost(() if parity is None else parity.nodes)
         except PeerLostError as error:
             self._lost = error
         except BaseException as error:
@@ -432,7 +427,6 @@ class Worker:
                 self._in_step = time.monotonic() - self._since
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
-                self._rendezvous.doubts_peers = fruitless > 0
                 # Lost after the end. One that was replaced before it has not come so far.
                 notes = self._finish_notes(num_steps)
                 if job.step >= num_steps and self._rendezvous.all_noted(notes):
@@ -448,7 +442,7 @@ class Worker:
                     job = make_again()
             except LeavingError:
                 self._abort(job.group)  # peers need not wait for the save
-                is_full = choose_recovery(self._recovery, job.checkpointer.schedule) == "full"
+                is_full = self._recovery == "full"
                 if self._is_live and not self._has_spoiled_rows() and not is_full:
                     save_for_successor(job.checkpointer, self.identity.rank)
                 job.release()
@@ -553,7 +547,7 @@ class Worker:
             is_live=self._is_live,
             step=job.step if self._is_live else max((r.last_step for r in saved), default=0),
             full_points=points_in(checkpointer.store),
-            choice=choose_recovery(self._recovery, checkpointer.schedule),
+            choice=self._recovery,
             account=self._account or LossAccount.empty(self.identity.world_size),
             parity=None if parity is None else parity.report(is_live=self._is_live),
             has_tried=self._has_trained,

@@ -194,7 +194,6 @@ class ParityMember:
         self._rank = identity.rank
         number = next(n for n, group in enumerate(self.groups) if identity.rank in group)
         self._group = self.groups[number]
-        self.nodes = tuple(sorted({rank // max(1, per_host) for rank in self._group}))
         self._parity = parity
         self._metrics = ParityMetrics()
         self._protection = Protection(identity.rank, self._group, self._metrics)
@@ -208,11 +207,6 @@ class ParityMember:
         self._serves = False  # lookups wait for missing rows while training
         self.values: dict[str, Any] = {}
         self.has_spoiled_rows = False
-
-    @property
-    def is_protected(self) -> bool:
-        """Whether any one worker of the group could be rebuilt now."""
-        return self._metrics.protected
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.

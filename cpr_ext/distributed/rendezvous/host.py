@@ -233,9 +233,6 @@ class Host:
                 request["seconds"],
             )
             return {"node": nodes.node_of(token), "is_over": nodes.is_over(token)}
-        if what == "may be lost":
-            _note_may_be_lost(job, str(request["member"]), request["may_be_lost"])
-            return {}
         if what == "over":
             job.end(str(request["reason"]))
             await job.wake()
@@ -251,7 +248,6 @@ class Host:
         if what == "bye":
             who = job.meeting.say_bye(str(request["member"]))
             job.note_end(who, "left: by SIGTERM or Worker.leave()")
-            job.note_must_not_be_lost(str(request["member"]))
             return {}
         if what == "take over":
             rank, member = int(request["rank"]), str(request["member"])
@@ -261,7 +257,6 @@ class Host:
 
     async def _meet(self, job: ServedJob, request: dict[str, Any], visit: int) -> dict[str, Any]:
         meeting, token, claim = job.meeting, str(request["token"]), _claim_in(request)
-        job.note_must_not_be_lost(claim.member)
         try:
             async with job.changing():
                 meeting.meet(
@@ -287,7 +282,6 @@ class Host:
             "missing": missing,
             "num_missing": num_missing,
             "held_by": meeting.held_by(claim),
-            "obstacle": meeting.obstacle(),
         }
 
     async def _gather(self, job: ServedJob, request: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +301,6 @@ class Host:
         except UnknownRoundError:
             return {"asks_roster": True}
         job.world_size = claim.world_size
-        _note_may_be_lost(job, claim.member, request["may_be_lost"])
         return {}
 
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
@@ -329,14 +322,8 @@ def _claim_in(request: dict[str, Any]) -> Claim:
     plain = dict(request["claim"])
     numbers: dict[str, Any] = {n: int(plain[n]) for n in ("rank", "world_size", "epoch", "seen")}
     texts: dict[str, Any] = {name: str(plain[name]) for name in ("member", "run", "who")}
-    texts["place"] = str(plain.get("place", ""))
-    roster = tuple(map(str, plain["roster"]))
-    unreachable = tuple(map(str, plain.get("unreachable", ())))
-    return Claim(**numbers, **texts, roster=roster, unreachable=unreachable)
-
-
-def _note_may_be_lost(job: ServedJob, member: str, said: dict[str, Any]) -> None:
-    job.note_may_be_lost(member, int(said["epoch"]), list(map(int, said["apart"])))
+    roster, machine = tuple(map(str, plain["roster"])), str(request["machine"])
+    return Claim(**numbers, **texts, roster=roster, machine=machine)
 
 
 def _agent_in(request: dict[str, Any]) -> Agent:

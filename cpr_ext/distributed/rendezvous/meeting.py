@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 
-from cpr_ext.distributed.rendezvous.reach import who_steps_aside
 from cpr_ext.distributed.rendezvous.waiters import Claim as Claim
 from cpr_ext.distributed.rendezvous.waiters import Waiter, Waiters
 
@@ -44,7 +43,7 @@ class Meeting:
         round_id: of the newest complete round; empty before the first.
         epoch: of the newest round that was completed here, or that a process showed.
         roster: its members, by rank.
-        places: of these, by rank.
+        machines: the address of each of these, by rank.
         left: by rank, who had a place in the round before, and has it no more; empty: not known.
     """
 
@@ -53,7 +52,7 @@ class Meeting:
         self.round_id = ""
         self.epoch = 0
         self.roster: tuple[str, ...] = ()
-        self.places: tuple[str, ...] = ()
+        self.machines: tuple[str, ...] = ()
         self.left: dict[int, str] = {}
         self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
         self._waiters = Waiters()
@@ -179,8 +178,8 @@ class Meeting:
         """Give the place of ``member`` to the process of this connection, if that one is gone.
 
         Returns:
-            Whether ``member`` is of the newest round, and not connected, or steps aside. It is
-            refused from then on, whenever it returns.
+            Whether ``member`` is of the newest round, and not connected. It is refused from then
+            on, whenever it returns.
         """
         is_of_roster = rank < len(self.roster) and self.roster[rank] == member
         taken_by = self._given_away.get(member, visit)
@@ -190,27 +189,6 @@ class Meeting:
         self._given_away[member] = visit
         self._waiters.forget(self._waiters.of_member(member))
         return True
-
-    def obstacle(self) -> str:
-        """Return which of those that wait cannot reach each other; empty: none."""
-        if not self._waiters.are_doubting:
-            return ""
-        waiting = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
-        found = [
-            f"worker {claim.rank} ({claim.who}) cannot reach worker {waiting[other].rank} "
-            f"({waiting[other].who})"
-            for claim in sorted(waiting.values(), key=lambda claim: claim.rank)
-            for other in claim.unreachable
-            if other in waiting
-        ]
-        if not found:
-            return ""
-        aside = sorted(waiting[member].rank for member in self._aside())
-        return (
-            f"{'; '.join(found)}. Repair that, or start a process elsewhere for worker"
-            f"{'s' if len(aside) > 1 else ''} {', '.join(map(str, aside))}, which wait"
-            f"{'' if len(aside) > 1 else 's'} aside"
-        )
 
     def leave(self, visit: int, now: float) -> None:
         """Note that a connection was closed; completes the round if all others wait for that."""
@@ -241,11 +219,8 @@ class Meeting:
     def _seated(self, now: float) -> dict[int, str]:
         """Return by rank the token of the process that gets it."""
         seated: dict[int, str] = {}
-        aside = self._aside()
         for token, waiter in sorted(self._waiters.items(), key=lambda item: item[1].since):
             claim = waiter.claim
-            if claim.member in aside:
-                continue
             if self._is_holder(claim):
                 seated[claim.rank] = token
             elif self._is_free_for(claim, now):
@@ -263,7 +238,7 @@ class Meeting:
         before, self.roster = self.roster, tuple(claim.member for claim in claims)
         pairs = enumerate(zip(before, self.roster, strict=False))
         self.left = {rank: self._known.get(old, "") for rank, (old, new) in pairs if old != new}
-        self.places = tuple(claim.place for claim in claims)
+        self.machines = tuple(claim.machine for claim in claims)
         self._given_away.clear()
         self.round_id = secrets.token_hex(8)
         self._members = frozenset(seated.values())
@@ -272,17 +247,9 @@ class Meeting:
         connected = self._visits_of.keys() | set(self.roster)
         self._known = {member: self._known.get(member, "") for member in connected}
 
-    def _aside(self) -> frozenset[str]:
-        if not self._waiters.are_doubting:
-            return frozenset()
-        claims = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
-        ranks = {member: claim.rank for member, claim in claims.items()}
-        return who_steps_aside(ranks, {m: claim.unreachable for m, claim in claims.items()})
-
     def _holds(self, member: str) -> bool:
-        """Return whether a member of the roster is connected, and does not step aside."""
-        is_connected = member in self._visits_of and member not in self._given_away
-        return is_connected and member not in self._aside()
+        """Return whether a member of the roster is connected, and has its place."""
+        return member in self._visits_of and member not in self._given_away
 
     def _is_holder(self, claim: Claim) -> bool:
         return claim.rank < len(self.roster) and self.roster[claim.rank] == claim.member

@@ -1,19 +1,15 @@
 """Which agent has which node of a job, and which agents stand by. No I/O; times are given.
 
 An agent, such as torchrun's, starts the workers of one node and starts them again. It keeps its
-node while it is connected. Another agent takes over the node of one that has ended. What was
-adopted by a machine that has another node moves on once a fresh machine is there.
+node while it is connected. Another agent takes over the node of one that has ended.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 from cpr_ext.distributed.rendezvous.meeting import MeetingError
-
-STEADY_SECONDS = 10.0  # that an agent has stood by before a living one leaves a node to it
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,6 @@ class Nodes:
         self._holders: dict[int, str] = {}  # tokens, by node
         self._cut_off: set[str] = set()  # holders that vanished without closing their connection
         self._free_since: dict[int, float] = {}
-        self._held_since: dict[int, float] = {}
-        self._apart: dict[int, set[int]] = defaultdict(set)  # from which others a node is kept
         self._ready: set[str] = set()
         self._over: set[str] = set()
 
@@ -92,12 +86,6 @@ class Nodes:
         """Note that the workers of an agent wait for its node."""
         self._ready.add(token)
 
-    def keep_apart(self, nodes: Iterable[int]) -> None:
-        """Note that these nodes are better on different machines: they protect each other."""
-        found = set(nodes)
-        for node in found:
-            self._apart[node] |= found - {node}
-
     def end(self) -> list[int]:
         """Note that the job is over: the agents whose connections are returned are not needed."""
         self._over = {agent.token for agent in self._agents.values()}
@@ -124,37 +112,11 @@ class Nodes:
             self._free_since.setdefault(node, now)
             if (visit := self._choose(node, now)) is not None:
                 given[visit] = node
-                self._give(node, visit, now)
+                self._holders[node] = self._agents[visit].token
                 del self._free_since[node]
         return given
 
-    def move(self, now: float) -> dict[int, int | None]:
-        """Take an adopted node from a machine that has several, and give it to a fresh machine.
-
-        Nothing moves while a node is free. One node moves at a time: the caller knows when the
-        job can lose one.
-
-        Returns:
-            By connection, the node that an agent has now; None: it has it no more. Or nothing.
-        """
-        if now < self.knows_all_from or not all(map(self._is_held, range(self._num_nodes))):
-            return {}
-        crowd = self._crowd()
-        visits = {agent.token: visit for visit, agent in self._agents.items()}
-        guests = [
-            (self._held_since[node], node, visits[holder])
-            for node, holder in self._holders.items()
-            if holder in visits and self._is_guest(self._agents[visits[holder]], crowd)
-        ]
-        for _, node, visit in sorted(guests, reverse=True):
-            for other, agent in self._idle().items():
-                is_steady = agent.token in self._ready and now >= agent.since + STEADY_SECONDS
-                if is_steady and not crowd[agent.machine] and agent.only in (None, node):
-                    self._give(node, other, now)
-                    return {visit: None, other: node}
-        return {}
-
-    def hand_on(self, token: str, now: float) -> dict[int, int]:
+    def hand_on(self, token: str) -> dict[int, int]:
         """Give the node of an agent whose workers died to one on its machine whose workers wait.
 
         Returns:
@@ -166,15 +128,9 @@ class Nodes:
         for visit, agent in self._idle().items():
             is_ready = agent.machine == machine and agent.token in self._ready
             if node is not None and is_ready and agent.only in (None, node):
-                self._give(node, visit, now)
+                self._holders[node] = agent.token
                 return {visit: node}
         return {}
-
-    def _give(self, node: int, visit: int, now: float) -> None:
-        self._holders[node], self._held_since[node] = self._agents[visit].token, now
-
-    def _is_guest(self, agent: Agent, crowd: Counter[str]) -> bool:
-        return agent.adopt_seconds > 0 and agent.only is None and crowd[agent.machine] > 1
 
     def _crowd(self) -> Counter[str]:
         """Return how many nodes machines have."""
@@ -199,8 +155,6 @@ class Nodes:
 
     def _choose(self, node: int, now: float) -> int | None:
         crowd, idle = self._crowd(), self._idle()
-        others = {self._holders.get(other) for other in self._apart[node]}
-        risky = {a.machine for a in self._agents.values() if a.token in others}
 
         def may_have(agent: Agent) -> bool:
             if agent.had == node:
@@ -210,11 +164,8 @@ class Nodes:
             is_fresh = agent.only == node or not crowd[agent.machine]
             return is_fresh or now >= self._free_since[node] + agent.adopt_seconds
 
-        def rank(visit: int) -> tuple[bool, bool, bool, bool, int, float]:
+        def rank(visit: int) -> tuple[bool, bool, int, float]:
             agent = idle[visit]
-            is_bound, is_crowded = agent.only == node, crowd[agent.machine] > 0
-            is_risky = agent.machine in risky
-            order = (is_crowded, is_risky, crowd[agent.machine], agent.since)
-            return agent.had != node, not is_bound, *order
+            return agent.had != node, agent.only != node, crowd[agent.machine], agent.since
 
         return min((visit for visit, a in idle.items() if may_have(a)), key=rank, default=None)

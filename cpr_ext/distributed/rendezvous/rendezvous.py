@@ -8,10 +8,9 @@ secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not ne
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +29,6 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
-from cpr_ext.distributed.rendezvous.reach import Beacon, Probing
 from cpr_ext.distributed.rendezvous.round_store import RoundStore, named
 from cpr_ext.errors import RendezvousError
 from cpr_ext.runtime.log_text import logger_of
@@ -52,9 +50,6 @@ class LeavingError(Exception):
 class Rendezvous:
     """One worker's seat at the rendezvous, kept over rounds.
 
-    Args:
-        address: under which peers reach this worker; None: nobody tries.
-
     Attributes:
         member: distinguishes this process from others of its rank.
         run: what the worker's store knows of its run; None: it has no store.
@@ -67,24 +62,19 @@ class Rendezvous:
         waited_for: the workers that were there last, if any was waited for.
         ended: by rank, why processes ended that were in the round before, and not in the newest.
             First a word, such as a signal or the class of an error, and after a colon more of it.
-        doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
         UsageError: the job has no secret.
     """
 
-    def __init__(self, identity: Identity, time_outs: TimeOuts, address: str | None = None) -> None:
+    def __init__(self, identity: Identity, time_outs: TimeOuts) -> None:
         self._identity = identity
         self.run: RunNote | None = None
-        self.doubts_peers = False
         self.machines: tuple[str, ...] = ()
         self.is_same = False
         self.waited_for = ""
         self.ended: dict[int, str] = {}
         self.is_leaving: Callable[[], bool] = lambda: False
-        self._beacon = None if address is None else Beacon(address)
-        self._places: dict[str, str] = {}  # of the members of that round, but this one
-        self._unreachable: tuple[str, ...] = ()
         self._time_outs = time_outs
         self._host = HostConnection(identity)
         self.member = secrets.token_hex(8)
@@ -92,7 +82,6 @@ class Rendezvous:
         self._epoch, self._roster = 0, tuple[str, ...]()
         self.note_lost: Callable[[int, bool], None] = lambda epoch, is_silent: None
         self.lost_epoch = 0
-        self._may_be_lost: dict[str, Any] = {"epoch": 0, "apart": []}
         self._present = HostConnection(identity)
         self._presence = Presence(self._present, self._arrive, self._hear)
         # Kept here, for torch holds only the part of it that is in C++.
@@ -114,10 +103,6 @@ class Rendezvous:
                 or another process has this worker's rank; or the host has another secret.
         """
         self._presence.begin()
-        probing = None
-        if self.doubts_peers and self._places:
-            probing = Probing(self._places, self._note_unreachable)
-            probing.wait()
         try:
             round_id = self._wait_for_all(time.monotonic() + self._time_outs.join_seconds)
         except RefusedError as error:
@@ -125,17 +110,13 @@ class Rendezvous:
         except BaseException:
             self._host.close()  # this worker waits no more
             raise
-        finally:
-            if probing is not None:
-                probing.stop()
-            self._unreachable = ()
         self._store = RoundStore(self._host, round_id)
         return self._store
 
     def _arrive(self) -> None:
         def ask(*, shows_roster: bool) -> dict[str, Any]:
             claim = self._claim(shows_roster)
-            return self._present.ask("arrive", claim=claim, may_be_lost=self._may_be_lost)
+            return self._present.ask("arrive", claim=claim)
 
         if ask(shows_roster=False).get("asks_roster"):
             ask(shows_roster=True)
@@ -143,22 +124,6 @@ class Rendezvous:
     def _hear(self, news: dict[str, Any]) -> None:
         self.lost_epoch = int(news["lost_of"])
         self.note_lost(self.lost_epoch, bool(news["is_silent"]))
-
-    def note_may_be_lost(self, apart: Sequence[int]) -> None:
-        """Say once in a round, from a thread, that this worker trains and is protected.
-
-        So it may be asked to leave in favour of another machine.
-
-        Args:
-            apart: nodes that protect each other.
-        """
-        if self._may_be_lost["epoch"] != self._epoch:
-            self._may_be_lost = {"epoch": self._epoch, "apart": list(apart)}
-            threading.Thread(target=self._say_may_be_lost, daemon=True).start()
-
-    def _say_may_be_lost(self) -> None:
-        with suppress(HostError, RefusedError):
-            self._host.ask("may be lost", member=self.member, may_be_lost=self._may_be_lost)
 
     def take_over(self, member: str) -> bool:
         """Return whether ``member``, which has this worker's rank, is gone and refused from now on.
@@ -171,13 +136,8 @@ class Rendezvous:
             return False
         return bool(answer["is_yours"])
 
-    def _note_unreachable(self, members: tuple[str, ...]) -> None:
-        self._unreachable = members
-
     def leave(self) -> None:
         """Close the connections: another process may have this worker's rank."""
-        if self._beacon is not None:
-            self._beacon.close()
         if self._epoch:
             with suppress(HostError, RefusedError):
                 self._host.ask("bye", member=self.member, limit_seconds=_BYE_SECONDS)
@@ -219,7 +179,6 @@ class Rendezvous:
         missing = _NO_ANSWER
         reported, untrusted_since = time.monotonic(), None
         held_since: float | None = None
-        obstacle = ""
         while True:
             if self.is_leaving():
                 raise LeavingError
@@ -227,18 +186,13 @@ class Rendezvous:
             try:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
-                    roster, places_by_rank, ended = wire.unpack(answer["members"])
+                    roster, machines, ended = wire.unpack(answer["members"])
                     self.ended = dict(ended)
                     self.is_same = self._roster == tuple(roster)
                     self.waited_for = "" if missing == _NO_ANSWER else missing
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
-                    self.machines = tuple(place.partition(" ")[0] for place in places_by_rank)
-                    places = dict(zip(roster, places_by_rank, strict=True))
-                    self._places = {m: p for m, p in places.items() if p and m != self.member}
+                    self.machines = tuple(machines)
                     return str(answer["round"])
-                if answer["obstacle"] not in ("", obstacle):
-                    logger.warning("%s", answer["obstacle"])
-                obstacle = answer["obstacle"]
                 missing, untrusted_since = _missing(answer["missing"], answer["num_missing"]), None
                 held_since = self._look_at_holder(answer["held_by"], held_since)
             except HostError as caught:
@@ -255,7 +209,7 @@ class Rendezvous:
                     ) from error
                 time.sleep(_RETRY_SECONDS)
             if time.monotonic() >= deadline:
-                raise self._join_failed(missing, obstacle, error) from error
+                raise self._join_failed(missing, error) from error
             if time.monotonic() > reported + _REPORT_SECONDS:
                 logger.info("waiting at %s%s", place_of(self._identity), missing)
                 reported = time.monotonic()
@@ -290,8 +244,6 @@ class Rendezvous:
             "run": "" if self.run is None else self.run.run,
             "seen": 0 if self.run is None else self.run.epoch,
             "who": own_name(),
-            "place": "" if self._beacon is None else self._beacon.place,
-            "unreachable": self._unreachable,
         }
 
     def _look_at_holder(self, holder: str, since: float | None) -> float | None:
@@ -308,12 +260,11 @@ class Rendezvous:
             )
         return since
 
-    def _join_failed(self, missing: str, obstacle: str, error: Exception | None) -> RendezvousError:
+    def _join_failed(self, missing: str, error: Exception | None) -> RendezvousError:
         absent = "" if missing == _NO_ANSWER else ", which did not come"
         return self._end(
             f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
-            f"{place_of(self._identity)}{missing}{absent}{'' if error is None else f' ({error})'}"
-            f"{obstacle and f': {obstacle}'}",
+            f"{place_of(self._identity)}{missing}{absent}{'' if error is None else f' ({error})'}",
             ". Start them again, or restart the job: it resumes from the stores",
         )
 

@@ -113,7 +113,6 @@ class ServedJob:
         self._members = ("", "")  # of the round of this name, packed
         self._missing: tuple[int, list[int]] = (0, [])
         self._missing_from = float("-inf")
-        self._may_be_lost: set[str] = set()  # members of the newest round
         self._failures: dict[int, tuple[str, int]] = {}  # by rank: the newest, how often in a row
         # Of processes that ended since the newest round, why: a kind, and after a colon more of it.
         self._ends: dict[str, str] = {}
@@ -169,41 +168,15 @@ class ServedJob:
 
     async def hand_on(self, token: str) -> bool:
         """Give the node of an agent whose workers died to another on its machine."""
-        given = self.nodes.hand_on(token, time.monotonic())
-        for visit, node in given.items():
-            if (say := self.listeners.get(visit)) is not None:
-                say({"node": node})
-        await self.wake()
+        given = self.nodes.hand_on(token)
+        await self._tell(given)
         return bool(given)
-
-    def note_may_be_lost(self, member: str, epoch: int, apart: Iterable[int]) -> None:
-        """Note that a member of the round of this epoch trains and is protected.
-
-        Args:
-            apart: nodes that protect each other, its own among them.
-        """
-        self.nodes.keep_apart(apart)
-        if 0 < epoch == self.meeting.epoch:
-            self._may_be_lost.add(member)
-
-    def note_must_not_be_lost(self, member: str) -> None:
-        """Note that a member of a round waits for the next one, or leaves."""
-        self._may_be_lost.discard(member)
-
-    @property
-    def _all_may_be_lost(self) -> bool:
-        roster = self.meeting.roster
-        is_whole = bool(roster) and not self.has_lost_member
-        return is_whole and self._may_be_lost.issuperset(roster)
 
     async def assign(self) -> None:
         """Give free nodes to agents that stand by, and say so to them and to their workers."""
-        now = time.monotonic()
-        given: Mapping[int, int | None] = self.nodes.assign(now)
-        if not given and self._all_may_be_lost:
-            given = self.nodes.move(now)
-            if given:
-                self._may_be_lost.clear()  # until all have met again
+        await self._tell(self.nodes.assign(time.monotonic()))
+
+    async def _tell(self, given: Mapping[int, int]) -> None:
         for visit, node in given.items():
             if (say := self.listeners.get(visit)) is not None:
                 say({"node": node})
@@ -220,7 +193,7 @@ class ServedJob:
         meeting = self.meeting
         if self._members[0] != meeting.round_id:
             ends = [(rank, self._ends.get(who, _UNKNOWN)) for rank, who in meeting.left.items()]
-            packed = wire.pack([meeting.roster, meeting.places, ends])
+            packed = wire.pack([meeting.roster, meeting.machines, ends])
             self._members = (meeting.round_id, packed)
             self._ends.clear()
         return self._members[1]
@@ -238,7 +211,6 @@ class ServedJob:
         before = self.meeting.round_id
         yield
         if self.meeting.round_id != before:
-            self._may_be_lost.clear()
             self.members()
             kept = f"round/{self.meeting.round_id}/"
             self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))

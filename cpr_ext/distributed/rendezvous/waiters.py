@@ -21,8 +21,7 @@ class Claim:
         run: of the job, as this worker's store knows it; empty: it knows none.
         seen: the highest epoch of that run that this worker's store knows.
         who: describes the process to a person.
-        place: where its machine answers, see :class:`cpr_ext.distributed.rendezvous.reach.Beacon`.
-        unreachable: processes whose machine it does not reach.
+        machine: its address, as the host sees it.
     """
 
     rank: int
@@ -33,8 +32,7 @@ class Claim:
     run: str = ""
     seen: int = 0
     who: str = ""
-    place: str = ""
-    unreachable: tuple[str, ...] = ()
+    machine: str = ""
 
 
 @dataclass
@@ -68,7 +66,6 @@ class Waiters(Mapping[str, Waiter]):
         self._of_member: dict[str, str] = {}
         self._of_rank: dict[int, tuple[str, ...]] = {}
         self._of_visit: dict[int, tuple[str, ...]] = {}
-        self._doubting: dict[str, Claim] = {}  # by token, those that do not reach somebody
         self._no_end_before = float("inf")  # of any lease
 
     def __getitem__(self, token: str) -> Waiter:
@@ -84,11 +81,6 @@ class Waiters(Mapping[str, Waiter]):
     def num_ranks(self) -> int:
         """Of how many ranks a process waits."""
         return len(self._of_rank)
-
-    @property
-    def are_doubting(self) -> bool:
-        """Whether one of them does not reach somebody."""
-        return bool(self._doubting)
 
     def of_rank(self, rank: int) -> list[Waiter]:
         """Return those that want this rank."""
@@ -109,8 +101,6 @@ class Waiters(Mapping[str, Waiter]):
         self._of_member[claim.member] = token
         self._of_rank[claim.rank] = (*self._of_rank.get(claim.rank, ()), token)
         self._of_visit[waiter.visit] = (*self._of_visit.get(waiter.visit, ()), token)
-        if claim.unreachable:
-            self._doubting[token] = claim
         self._no_end_before = min(self._no_end_before, waiter.ends)
 
     def forget(self, tokens: Iterable[str]) -> None:
@@ -119,7 +109,6 @@ class Waiters(Mapping[str, Waiter]):
             if (waiter := self._of_token.pop(token, None)) is None:
                 continue
             self._of_member.pop(waiter.claim.member, None)
-            self._doubting.pop(token, None)
             for index, key in (
                 (self._of_rank, waiter.claim.rank),
                 (self._of_visit, waiter.visit),

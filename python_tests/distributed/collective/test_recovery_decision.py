@@ -1,7 +1,5 @@
 """What workers agree on, over all they may say of themselves."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,13 +12,12 @@ from cpr_ext.distributed.collective.recovery_decision import (
     require_wanted_start,
 )
 from cpr_ext.distributed.defaults import (
-    choose_recovery,
     require_planned_parity,
 )
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.saving.schedules import EverySeconds, EverySteps, RunCosts
+from cpr_ext.saving.schedules import EverySeconds, RunCosts
 from cpr_ext.wings.policy import ParityCosts
 from cpr_ext.wings.policy.target_pls import TargetPLS
 
@@ -165,21 +162,6 @@ def test_a_status_is_the_same_behind_the_wire(statuses):
     assert [Status.from_plain(status.to_plain()) for status in statuses] == statuses
 
 
-@pytest.mark.parametrize(("save_hours", "expected"), [(0.001, "partial"), (0.5, "full")])
-def test_on_auto_the_plan_of_the_schedule_decides(save_hours, expected):
-    """Full recovery where saves as often as the target asks for cost more than going back."""
-    schedule = TargetPLS(0.001, mtbf_hours=10, num_shards=4, total_hours=1000)
-    assert choose_recovery("auto", schedule) == "partial"  # there is no plan yet
-    costs = RunCosts(num_shards=1, fraction=0.125, save_hours=save_hours, load_hours=0.001)
-    schedule.observe(costs)
-    schedule.observe(replace(costs, prioritized_bytes=1e9))
-    assert schedule.plan is not None
-    assert choose_recovery("auto", schedule) == schedule.plan.recommended.recovery == expected
-    assert choose_recovery("full", schedule) == "full"
-    assert choose_recovery("auto", schedule | EverySeconds(60)) == expected
-    assert choose_recovery("auto", EverySteps(5)) == "partial"
-
-
 def test_a_plan_with_parity_needs_a_worker_with_parity():
     """Else snapshots would be as rare as if peers could rebuild what is lost."""
     options = {"mtbf_hours": 10, "num_shards": 4, "total_hours": 1000}
@@ -188,7 +170,6 @@ def test_a_plan_with_parity_needs_a_worker_with_parity():
     schedule.observe(RunCosts(num_shards=1, fraction=0.125, save_hours=0.5, load_hours=0.001,
                               prioritized_bytes=1e9))  # fmt: skip
     assert schedule.plan.recommended.recovery == "exact"
-    assert choose_recovery("auto", schedule) == "partial"
     for planned in (schedule, schedule | EverySeconds(60)):
         require_planned_parity(planned, Parity())
         with pytest.raises(UsageError, match="this Worker has none: give it parity=Parity"):

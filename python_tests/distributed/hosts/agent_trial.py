@@ -1,31 +1,22 @@
 """A trial whose workers are started by torchrun.
 
 There is a machine more than there are nodes, and on some machines a second agent. So nodes are
-adopted, and move on.
+adopted.
 """
 
 import os
 import signal
 import time
-from itertools import pairwise
 
-from cpr_ext.distributed.rendezvous import nodes
 from python_tests.distributed.agents import Agents
 from python_tests.distributed.hosts import faults
 from python_tests.distributed.hosts.trial import HostsCluster, Trial
-from python_tests.distributed.meeting_place import serve
 
 MADE = ("directory", "port")  # of its own
 NUM_RESTARTS = 100
 NUM_PARKED = 3  # so that one is left if two machines are cut off
 ADOPT_SECONDS = 1
-NUM_STEPS = 400  # as nodes move, too
-
-
-def serve_hastily(*arguments):
-    """Host the rendezvous; an agent need not have stood by for long."""
-    nodes.STEADY_SECONDS = 1.0
-    serve(*arguments)
+NUM_STEPS = 400
 
 
 class AgentCluster(HostsCluster):
@@ -99,11 +90,6 @@ def machine_cut_off_and_all_that_stand_by(trial, rank):
     trial.mend_all()
 
 
-def time_to_move(trial, rank):
-    """For what was adopted."""
-    trial.pass_time(4.0, 6.0)
-
-
 def ends_its_agent(trial, rank):
     """torchrun takes code 0 for success."""
     trial.ended_agents.add(trial.agent_of(rank))
@@ -119,7 +105,7 @@ FAULTS = {
         )
     },
     "exit(0)": ends_its_agent, "agent KILL": agent_killed, "agent SIGTERM": agent_asked_to_end,
-    "machine cut off": machine_cut_off, "time to move": time_to_move,
+    "machine cut off": machine_cut_off,
     "machine cut off, others stand by no more": machine_cut_off_and_all_that_stand_by,
 }  # fmt: skip
 
@@ -127,7 +113,7 @@ FAULTS = {
 class AgentTrial(Trial):
     def __init__(self, around, folder, seed, **options):
         super().__init__(around, folder, seed, world_size=len(around[1]) - 2, **options)
-        self.faults, self.serve = FAULTS, (__name__, "serve_hastily")
+        self.faults = FAULTS
         self.settings["num_steps"] = NUM_STEPS
         self.ended_agents, self.is_cut_off = set(), set()
 
@@ -152,15 +138,6 @@ class AgentTrial(Trial):
         while self.is_cut_off:
             self.network.mend(self.is_cut_off.pop())
 
-    def note_moves(self, rank):
-        """Workers of agents that live, whose rank a worker on another machine has."""
-        for event, following in pairwise(self.cluster.events(rank, "began")):
-            one, other = (self.cluster.host_of_agent[e["parent"]] for e in (event, following))
-            lives = any(agent.pid == event["parent"] for agent in self.cluster.agent_in)
-            if one != other and lives and event["pid"] not in self.killed | self.asked:
-                self.asked.add(event["pid"])
-                self.counts["moved"] = self.counts.get("moved", 0) + 1
-
     def supervise(self):
         """Start again agents that a fault has ended; workers are theirs to start."""
         self.host_of |= self.cluster.look()
@@ -172,7 +149,6 @@ class AgentTrial(Trial):
             self.require(is_known, f"the agent on host {host} ended with {code}: nobody caused it")
             self.cluster.agent_in[place] = self.cluster.start_agent(host)
         for rank in self.cluster.ranks:
-            self.note_moves(rank)
             for event in self.cluster.events(rank, "began")[:-1]:
                 self.require_cause(rank, event["pid"])
 

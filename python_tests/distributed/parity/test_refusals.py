@@ -122,7 +122,6 @@ def test_options_out_of_range_are_refused(options, says):
         ("exact", {"hosts": ["a", "b", "c"]}, "names 3 hosts"),
         ("exact", None, '"exact" needs parity='),
         ("full", {}, 'parity= is of no use with recovery="full"'),
-        ("auto", {}, 'parity= is of no use with recovery="auto"'),
         ("never", None, "exact"),
     ],
 )

@@ -275,8 +275,7 @@ def test_a_new_host_tells_of_a_member_that_only_the_one_before_had_heard_of(host
 
     trains, comes = host.connection(job="restarted"), host.connection(job="restarted")
     first = {"epoch": 1, "seen": 1, "roster": ["left", "lost"]}
-    may_be_lost = {"epoch": 1, "apart": []}
-    assert trains.ask("arrive", claim=claim(0, "left", **first), may_be_lost=may_be_lost) == {}
+    assert trains.ask("arrive", claim=claim(0, "left", **first)) == {}
     news, deadline = [], time.monotonic() + 30
     listening = threading.Thread(target=lambda: news.append(trains.wait_for_news()), daemon=True)
     listening.start()

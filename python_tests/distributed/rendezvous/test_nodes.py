@@ -3,7 +3,7 @@
 import pytest
 
 from cpr_ext.distributed.rendezvous.meeting import MeetingError
-from cpr_ext.distributed.rendezvous.nodes import STEADY_SECONDS, Agent, Nodes
+from cpr_ext.distributed.rendezvous.nodes import Agent, Nodes
 
 
 def come(nodes, visit, *, machine=None, now=0.0, num_nodes=2, **more):
@@ -105,12 +105,12 @@ def test_the_node_of_dead_workers_goes_to_an_agent_beside_them_whose_workers_wai
     nodes.assign(0.0)
     for visit in range(3):
         nodes.note_ready(f"agent {visit}")
-    assert nodes.hand_on("agent 0", 1.0) == {}  # nobody waits beside it
+    assert nodes.hand_on("agent 0") == {}  # nobody waits beside it
     nodes.note_ready("agent 3")
-    assert nodes.hand_on("agent 0", 2.0) == {3: 0}
+    assert nodes.hand_on("agent 0") == {3: 0}
     assert nodes.node_of("agent 0") is None
-    assert nodes.hand_on("agent 3", 3.0) == {}  # the workers of agent 0 do not wait yet
-    assert nodes.hand_on("agent 0", 3.0) == {}
+    assert nodes.hand_on("agent 3") == {}  # the workers of agent 0 do not wait yet
+    assert nodes.hand_on("agent 0") == {}
 
 
 def test_agents_that_do_not_fit_are_refused_and_the_end_is_for_those_that_are_there():
@@ -124,74 +124,3 @@ def test_agents_that_do_not_fit_are_refused_and_the_end_is_for_those_that_are_th
     nodes.end()
     come(nodes, 2)
     assert [nodes.is_over(f"agent {visit}") for visit in range(3)] == [True, True, False]
-
-
-def adopted(**returned):
-    """Machine a has both nodes since machine b has vanished; then an agent comes on machine c."""
-    nodes = Nodes()
-    come(nodes, 0, machine="a", adopt_seconds=5.0), come(nodes, 1, machine="b")
-    assert nodes.assign(0.0) == {0: 0, 1: 1}
-    come(nodes, 2, machine="a", adopt_seconds=5.0)
-    nodes.leave(1)
-    assert nodes.assign(1.0) == {}
-    assert nodes.assign(6.0) == {2: 1}
-    come(nodes, 3, machine="c", now=7.0, **returned)
-    return nodes
-
-
-def test_an_adopted_node_moves_once_a_fresh_machine_has_stood_by_and_its_workers_wait():
-    nodes = adopted()
-    assert nodes.move(100.0) == {}
-    nodes.note_ready("agent 3")
-    assert nodes.move(7.0 + STEADY_SECONDS - 0.1) == {}
-    assert nodes.move(7.0 + STEADY_SECONDS) == {2: None, 3: 1}
-    assert nodes.node_of("agent 2") is None
-    assert nodes.node_of("agent 3") == 1
-    assert nodes.move(200.0) == {}
-    assert nodes.assign(200.0) == {}
-
-
-def test_workers_of_an_agent_that_was_cut_off_have_to_say_again_that_they_wait():
-    nodes = adopted()
-    nodes.note_ready("agent 3")
-    nodes.leave(3, is_cut_off=True)
-    come(nodes, 3, machine="c", now=20.0)
-    assert nodes.move(100.0) == {}
-    nodes.note_ready("agent 3")
-    assert nodes.move(100.0) == {2: None, 3: 1}
-
-
-def test_nothing_moves_while_a_node_is_free():
-    nodes = adopted()
-    nodes.note_ready("agent 3")
-    nodes.leave(0)
-    assert nodes.move(100.0) == {}
-    assert nodes.assign(100.0) == {3: 0}
-    assert nodes.move(100.0) == {}
-
-
-def test_a_node_moves_only_if_its_agent_adopts_and_the_fresh_one_takes_it():
-    nodes = adopted(only=0)
-    nodes.note_ready("agent 3")
-    assert nodes.move(100.0) == {0: None, 3: 0}
-    nodes = Nodes()
-    come(nodes, 0, machine="a"), come(nodes, 1, machine="a")
-    nodes.assign(0.0)
-    come(nodes, 2, machine="b")
-    nodes.note_ready("agent 2")
-    assert nodes.move(100.0) == {}
-
-
-def test_a_node_is_adopted_away_from_those_that_it_is_to_be_kept_apart_from():
-    """The agent on the machine of its mirror has come first."""
-    for apart, given in (([], {4: 0}), ([1], {5: 0}), ([2], {4: 0}), ([1, 2], {4: 0})):
-        nodes = Nodes()
-        for visit in range(3):
-            come(nodes, visit, num_nodes=3)
-        nodes.assign(0.0)
-        for visit in (4, 5):
-            come(nodes, visit, num_nodes=3, machine=f"machine {visit - 3}", now=visit)
-        if apart:
-            nodes.keep_apart([0, *apart])
-        nodes.leave(0)
-        assert nodes.assign(10.0) == given
