@@ -440,13 +440,18 @@ class Checkpointer:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None:
-            self.close()
-        elif not (self._guard.is_closed or self._guard.is_forked):
-            if self._termination.has_ended_loader(traceback) and not self.session.is_past_step:
-                self._save_and_end()
-            self._termination.close()
-            self.session.abort(is_reported=exc_value is not None)
+        try:
+            if exc_type is None:
+                self.close()
+            elif not (self._guard.is_closed or self._guard.is_forked):
+                has_ended_loader = self._termination.has_ended_loader(exc_value, traceback)
+                if has_ended_loader and not self.session.is_past_step:
+                    self._save_and_end()
+                self._termination.close()
+                self.session.abort(is_reported=exc_value is not None)
+        except KeyboardInterrupt:
+            self.session.note_interrupted()
+            raise
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""

@@ -348,6 +348,14 @@ class Session:
         self._save_last(save=save)
         self._is_finished = True
 
+    def note_interrupted(self) -> None:
+        """Say what may be lost by a Ctrl-C that comes while training ends."""
+        newest = self.store.manifest.newest
+        logger.warning(
+            "interrupted while training ended at step %d: steps after %d may not be saved",
+            *(self.account.step, 0 if newest is None else newest.last_step),
+        )
+
     def _save_last(self, *, save: bool) -> None:
         """Save all rows if the newest snapshot lacks anything, or report what is not saved."""
         unsaved = self._unsaved()

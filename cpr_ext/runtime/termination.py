@@ -72,9 +72,12 @@ class Termination:
                 signal.signal(signal.SIGCHLD, _Children(handler))
         return self.is_wanted
 
-    def has_ended_loader(self, traceback: TracebackType | None) -> bool:
+    def has_ended_loader(
+        self, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
         """Return whether an error is that of a data loader whose workers the signal has ended."""
-        if not self._is_listening or not _is_of_a_loader(traceback):
+        is_error = isinstance(error, Exception)  # Ctrl-C is none
+        if not self._is_listening or not is_error or not _is_of_a_loader(traceback):
             return False
         deadline = time.monotonic() + _LATE_SECONDS
         while not self.is_wanted and time.monotonic() < deadline:
