@@ -49,7 +49,11 @@ from cpr_ext.state.position import require_sound
 from cpr_ext.state.stateful import as_declared, refuse_saved_twice
 from cpr_ext.state.table import Table, as_rows, find_table
 from cpr_ext.storage.origin import RemoteStatus
-from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
+from cpr_ext.tracking.unwatched import (
+    require_own_optimizers,
+    warn_of_large_parameters,
+    warn_of_loaders,
+)
 
 logger = logger_of("saving")
 
@@ -124,6 +128,7 @@ class Checkpointer:
         #: The state that no model or optimizer has.
         self.declared = as_declared(state)
         refuse_saved_twice(self.declared.objects, model, self.optimizers)
+        warn_of_loaders(self.declared.objects)
         trained = Trained(model, self.optimizers, self.tables, settings, self.declared)
         #: What it is made of; workers of a job reach further than others.
         self.session = Session(trained, directory)

@@ -218,10 +218,14 @@ class RecoveryCalls:
         self._saver.pause()
         own_step, own_values = self._account.step, self._own_values()
         position = self._dense.restore_shared(part, generators=generators, buffers=buffers)
-        if self._has_recovered and own_step != position.step and self._dense.declared.own:
+        declared = self._dense.declared
+        # A ResumableLoader gives the batch of any later step.
+        fixed = [n for n in declared.own if not hasattr(declared.objects.get(n), "batch_of")]
+        if self._has_recovered and own_step != position.step and fixed:
             text = (
-                f"PerRank state of this process is of step {own_step}; training resumes at step "
-                f"{position.step}. A reader may give some samples again, or leave some out"
+                f"PerRank state of this process, {sorted(fixed)}, is of step {own_step}; training "
+                f"resumes at step {position.step}. A reader may give some samples again, or leave "
+                "some out. PerRank(cpr_ext.wings.callbacks.loops.ResumableLoader(reader)) does not"
             )
             warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
         self._watch.begin_step()
@@ -229,7 +233,7 @@ class RecoveryCalls:
         self._recorder.begin_step()
         self._account.resume_at(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
-        return self._dense.declared.shared_values(position.values) | own_values
+        return declared.shared_values(position.values) | own_values
 
     def _own_values(self) -> dict[str, Any]:
         """Return this process's own values: as recovered, if nothing was trained since."""

@@ -131,7 +131,8 @@ def as_declared(state: Any) -> Declared:
             raise UsageError(
                 f"{what} is a {type(item).__name__} without state_dict() and load_state_dict(); "
                 f"needed: objects that have both, such as {_EXAMPLE}, or a callable without "
-                f"arguments that returns plain values and tensors: {{{name!r}: lambda: ...}}"
+                f"arguments that returns plain values and tensors: {{{name!r}: lambda: ...}}. "
+                "Around a data loader: cpr_ext.wings.callbacks.loops.ResumableLoader(loader)"
             )
     own = frozenset(name for name, item in given.items() if isinstance(item, PerRank))
     return Declared(objects, values, own)

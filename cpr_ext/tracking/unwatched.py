@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.state.table import Table
@@ -57,6 +58,21 @@ def warn_of_sparse_gradients(model: nn.Module, tables: Sequence[Table]) -> None:
             warnings.warn(
                 f"parameter '{name}' has sparse gradients but is no table: all of it is copied at "
                 f"every snapshot. Name it: Checkpointer(..., tables={{'{name}': parameter, ...}})",
+                UntrackedChangeWarning,
+                stacklevel=3,
+            )
+
+
+def warn_of_loaders(objects: Mapping[str, object]) -> None:
+    """Warn of data loaders that say which batch they gave, not which one was trained."""
+    for name, item in objects.items():
+        if isinstance(item, DataLoader):
+            warnings.warn(
+                f"state[{name!r}] is a {type(item).__name__}, whose position is that of the batch "
+                "that it gave last. A pipeline trains that one later, so a resumed run would leave "
+                "batches out; and to resume draws numbers from its generator, so later epochs may "
+                "have another order. Give the loop, and state=, "
+                "cpr_ext.wings.callbacks.loops.ResumableLoader(loader)",
                 UntrackedChangeWarning,
                 stacklevel=3,
             )

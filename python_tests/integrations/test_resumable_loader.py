@@ -1,4 +1,4 @@
-"""A library's loop goes on in the middle of an epoch, and ends as one that was not cut off."""
+"""What ``ResumableLoader`` takes and refuses; that it resumes: test_positions.py."""
 
 from contextlib import contextmanager
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.wings.callbacks.loops import ResumableLoader
-from python_tests.helpers import assert_same, die
+from python_tests.helpers import die
 
 ROWS, SAMPLES, BATCH, EPOCHS = 50, 22, 4, 3
 STEPS = EPOCHS * 6  # the last batch of an epoch has two samples
@@ -27,21 +27,10 @@ def collate(samples):
     return {"ids": ids, "noise": torch.from_numpy(np.random.rand(len(ids)))}  # noqa: NPY002
 
 
-def collate_without_noise(numbers):
-    return {"ids": torch.tensor(numbers) % ROWS, "noise": torch.zeros(())}
-
-
-class Endless(IterableDataset):
-    """Its length is not known."""
-
-    def __iter__(self):
-        yield from (torch.randperm(SAMPLES) % ROWS).tolist()
-
-
 class NumpySampler:
-    """Shuffles by a generator of NumPy: the global one, or its own."""
+    """Shuffles by a generator of NumPy that nobody sees."""
 
-    def __init__(self, generator=np.random):
+    def __init__(self, generator):
         self.random = generator
 
     def __len__(self):
@@ -55,28 +44,10 @@ def loader(data=range(SAMPLES), collate_fn=collate, **options):
     return DataLoader(data, BATCH, collate_fn=collate_fn, **options)
 
 
-def sampled_by_a_generator():
-    return loader(sampler=RandomSampler(range(SAMPLES), generator=torch.Generator()))
-
-
-LOADERS = {
-    "shuffled": lambda: loader(shuffle=True),
-    "own generator": lambda: loader(shuffle=True, generator=torch.Generator()),
-    "sampler's generator": sampled_by_a_generator,
-    "NumPy's generator": lambda: loader(sampler=NumpySampler()),
-    "length not known": lambda: loader(Endless()),
-    "workers": lambda: loader(shuffle=True, num_workers=1),
-    # Such a worker's numbers are others after a restart.
-    "workers that stay": lambda: loader(
-        shuffle=True, num_workers=1, persistent_workers=True, collate_fn=collate_without_noise
-    ),
-}
-
-
 class Job:
     """A library's trainer: its loop knows nothing of a Checkpointer."""
 
-    def __init__(self, store, loader="shuffled"):
+    def __init__(self, store):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         self.model = nn.Sequential(
@@ -85,7 +56,7 @@ class Job:
         self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.num_epochs, self.stop_after, self.seen = EPOCHS, None, []
-        self.batches = ResumableLoader(LOADERS[loader]())
+        self.batches = ResumableLoader(loader(shuffle=True))
         self.ckpt = cpr_ext.Checkpointer(
             *(self.model, self.optimizer, store),
             schedule=cpr_ext.EverySteps(1, when_busy="wait"),
@@ -126,23 +97,6 @@ def cut_off(job):
     die(job.ckpt)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_loop_that_was_cut_off_at_any_batch_ends_as_one_that_was_not(tmp_path, loader):
-    whole = Job(tmp_path / "whole", loader)
-    whole.run()
-    assert whole.ckpt.step_count == len(whole.seen) == STEPS
-    is_slow = "workers" in loader  # to start
-    for stop_after in (2, 6, 7, 10, 13, 18) if is_slow else range(1, STEPS + 1):
-        job = Job(tmp_path / f"cut off at {stop_after}", loader)
-        with cut_off(job):
-            job.run(stop_after)
-        again = Job(tmp_path / f"cut off at {stop_after}", loader)
-        again.run()
-        assert again.seen == whole.seen[STEPS - len(again.seen) :], stop_after
-        assert len(again.seen) == STEPS - (stop_after - 1)
-        assert_same(again.state(), whole.state())
-
-
 def test_a_loader_that_draws_other_batches_again_is_reported(tmp_path):
     """Its sampler shuffles by a generator that nobody sees."""
 
@@ -157,22 +111,6 @@ def test_a_loader_that_draws_other_batches_again_is_reported(tmp_path):
         jobs[-1].run(3)
     with pytest.warns(UntrackedChangeWarning, match="the first 2 batches of epoch 0 are not those"):
         job().run()
-
-
-def test_a_loop_may_be_cut_off_twice_in_an_epoch_and_is_not_trained_again(tmp_path):
-    whole = Job(tmp_path / "whole")
-    whole.run()
-    for stop_after in (9, 2):
-        job = Job(tmp_path / "store")
-        with cut_off(job):
-            job.run(stop_after)
-    again = Job(tmp_path / "store")
-    again.run()
-    assert again.seen == whole.seen[9:]
-    assert_same(again.state(), whole.state())
-    finished = Job(tmp_path / "store")
-    finished.run()
-    assert (finished.batches.epoch, finished.seen) == (EPOCHS, [])
 
 
 KINDS_OF_TENSORS = {
@@ -233,7 +171,7 @@ def test_what_cannot_be_resumed_is_refused_with_the_remedy(tmp_path):
     job.batches.over(loader(range(8), shuffle=True))
     with pytest.raises(UsageError, match="3 batches of this epoch were trained, the loader has 2"):
         job.run()
-    job.batches.over(LOADERS["own generator"]())
+    job.batches.over(loader(shuffle=True, generator=torch.Generator()))
     job.batches.load_state_dict(job.batches.state_dict() | {"generators": before})
     with pytest.raises(UsageError, match=r"have 1 torch generators, those .* made with 0"):
         job.run()

@@ -10,8 +10,8 @@ from lightning.pytorch import Callback
 
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
+from cpr_ext.state.batches import first_dimension
 from cpr_ext.state.stateful import joined_state
-from cpr_ext.wings.callbacks.loops import first_dimension
 
 
 class CprCallback(Callback):  # type: ignore[misc]
