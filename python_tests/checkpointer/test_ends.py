@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # it runs as a script, too
 import cpr_ext
+from cpr_ext.saving.saver import Saver
 from python_tests import preloaded
 from python_tests.helpers import die
 
@@ -224,6 +225,22 @@ def test_all_is_saved_or_a_line_says_why_not(tmp_path, seed):
     plan = draw(seed)
     wrong, how = try_end(plan, tmp_path / "store")
     assert wrong == [], f"{plan}\n{how}"
+
+
+def test_a_second_ctrl_c_leaves_a_line_that_says_what_may_be_lost(tmp_path, caplog, monkeypatch):
+    def press(*given):
+        raise KeyboardInterrupt
+
+    model, optimizer = build()
+    ckpt = cpr_ext.Checkpointer(model, optimizer, tmp_path)
+    for _ in range(2):
+        train(model, optimizer, torch.tensor([[1, 2]]))
+        ckpt.step()
+        ckpt.wait()
+    monkeypatch.setattr(Saver, "quiesce", press)
+    with pytest.raises(KeyboardInterrupt), ckpt:
+        press()
+    assert "training ended at step 2: steps after 1 may not be saved" in caplog.text
 
 
 def main(number, first=0):
