@@ -26,6 +26,7 @@ from cpr_ext.checkpointer.parts import (
 )
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.session import Session
+from cpr_ext.errors import CprError
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.cuda import release_kept
@@ -454,7 +455,9 @@ class Checkpointer:
                     self._save_and_end()
                 self._termination.close()
                 self.session.abort(is_reported=exc_value is not None)
-        except KeyboardInterrupt:
+        except (CprError, SystemExit):
+            raise
+        except BaseException:  # Ctrl-C, or torch's handler for workers of a loader that ended
             self.session.note_interrupted()
             raise
 

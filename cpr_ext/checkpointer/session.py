@@ -349,7 +349,7 @@ class Session:
         self._is_finished = True
 
     def note_interrupted(self) -> None:
-        """Say what may be lost by a Ctrl-C that comes while training ends."""
+        """Say what may be lost by a Ctrl-C, or a loader's end, that comes while training ends."""
         newest = self.store.manifest.newest
         logger.warning(
             "interrupted while training ended at step %d: steps after %d may not be saved",
@@ -436,6 +436,7 @@ class Session:
                 logger.warning("an exception ended training, so nothing more is saved: %s", unsaved)
         except Exception as error:  # also a warning made an error: the user's own comes first
             logger.error("while an exception ended training: %s", error)
+            self.note_interrupted()
         finally:
             self.release()
 

@@ -227,9 +227,12 @@ def test_all_is_saved_or_a_line_says_why_not(tmp_path, seed):
     assert wrong == [], f"{plan}\n{how}"
 
 
-def test_a_second_ctrl_c_leaves_a_line_that_says_what_may_be_lost(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("second", [KeyboardInterrupt, RuntimeError])  # of a loader's worker
+def test_what_interrupts_the_end_leaves_a_line_that_says_what_may_be_lost(
+    tmp_path, caplog, monkeypatch, second
+):
     def press(*given):
-        raise KeyboardInterrupt
+        raise second if given else KeyboardInterrupt
 
     model, optimizer = build()
     ckpt = cpr_ext.Checkpointer(model, optimizer, tmp_path)
