@@ -79,7 +79,7 @@ def torch_rechub(run):
     loader = DataLoader(TorchDataset(x, y), batch_size=BATCH, shuffle=True)
 
     batches = run.batches.over(loader)
-    with run.checkpointer(model, trainer.optimizer, [trainer.scheduler]) as ckpt:
+    with run.checkpointer(model, trainer.optimizer, scheduler=trainer.scheduler) as ckpt:
         trainer.n_epoch -= batches.epoch
         with batches.reporting_to(ckpt):
             trainer.fit(batches)
