@@ -55,7 +55,7 @@ def train(num_workers, store, num_steps, on_start=lambda rank, node: None):
     ``on_start``: called with the rank and the node of each actor.
     """
     address, secret = get_node_ip_address(), secrets.token_hex(32)
-    command = [sys.executable, "-m", "cpr_ext.distributed.rendezvous_host", "--with-parent"]
+    command = [sys.executable, "-m", "cpr_ext.distributed.rendezvous_host", "--while-needed"]
     with subprocess.Popen(
         [*command, "--host", address, "--port", "0"],
         env={**os.environ, "CPR_JOB_SECRET": secret},

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import notebook_pages
 
+import cpr_ext
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "docs/notebooks/*.ipynb", "csrc/README.md")
 MODULES = (
@@ -31,7 +33,6 @@ MODULES = (
     ".wings.policy",
     ".wings.tools.maintenance",
     ".wings.publishing",
-    ".wings.tools.doctor",
     ".wings.remote",
     ".integrations.torchrec",
     ".wings.callbacks.loops",
@@ -144,13 +145,15 @@ def unlisted(index: str, pages: list[Path]) -> str:
 
 def api_page(name: str) -> str:
     """Return the reference of a module's public names."""
-    if ".integrations." in name:  # needs a library that conf.py replaces: only Sphinx imports it
+    # These need libraries that conf.py replaces: only Sphinx imports them.
+    if ".integrations." in name or ".callbacks." in name:
         lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :members:"]
         return "\n".join([*lines, "   :show-inheritance:", ""])
     module = importlib.import_module(name)
     summary = inspect.getdoc(module).splitlines()[0]
     lines = [name, "=" * len(name), "", summary, ""]
-    for public in module.__all__:
+    is_root = name == cpr_ext.__name__
+    for public in module.__all__ if is_root else sorted(set(module.__all__) - set(cpr_ext.__all__)):
         thing = getattr(module, public)
         if inspect.isclass(thing):
             lines += [f".. autoclass:: {name}.{public}", "   :members:"]

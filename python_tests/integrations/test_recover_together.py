@@ -104,7 +104,7 @@ def test_each_rank_gets_the_state_back_that_it_says_is_its_own(ranks, tmp_path):
     assert (behind["step"], ahead["step"]) == (5, 5)
     assert behind["reader"] == {"rank": 0, "offset": 300}
     assert behind["differences"] == ["PerRank state is of step 3, the job resumes at 5"]
-    assert "PerRank state of this process is of step 3" in behind["warnings"][0]
+    assert "['draws', 'file', 'reader'], is of step 3" in behind["warnings"][0]
     assert (ahead["differences"], ahead["warnings"]) == ([], [])
     assert ahead["reader"] == {"rank": 1, "offset": 505}
 

@@ -48,7 +48,6 @@ def fused():
         (table_of("Adam"), False, None, None),  # a small one
         (limited(), False, None, "has a max_norm"),
         (table_of(None), False, None, "no torch optimizer updates it"),
-        (fused(), False, None, "fused kernel changes it, and its object does not say"),
         (table_of("SGD"), True, None, None),
         (table_of("SGD"), True, 1, "on a GPU.*leave out rebuild_bytes"),
         (fused(), True, None, "on a GPU.*keep them in CPU"),
