@@ -101,10 +101,12 @@ def main():
     model, optimizer = build(options)
     with cpr_ext.integrations.torchrec.make_checkpointer(  # 2
         *(model, optimizer, f"{options.store}/{dist.get_rank()}"),
-        schedule=cpr_ext.EverySteps(20),
-        priority=cpr_ext.AllRows(),  # all rows that changed: nothing is older after a restart
+        # Points at the same steps on all ranks, of which the newest that all have is resumed.
+        schedule=cpr_ext.EverySteps(20, when_busy="wait"),
+        priority=cpr_ext.AllRows(),
+        store=cpr_ext.StoreOptions(retention=cpr_ext.Retention(full_recovery_points=2)),
     ) as ckpt:
-        for step in range(ckpt.recover().step, options.steps):  # 3
+        for step in range(ckpt.recover(mode="full").step, options.steps):  # 3
             optimizer.zero_grad()
             loss = model(make_batch(options, step))
             loss.backward()
