@@ -90,7 +90,8 @@ def test_what_torchrun_says_of_a_death_reaches_who_is_left(
     monkeypatch.setattr(torchrun, "_memory_kills", lambda: next(counts))
     job = f"ends {code} {kills}"
     agent_of(job)
-    first, second = (seat(place, 0, job, world_size=1) for _ in range(2))
+    patient = TimeOuts()
+    first, second = (seat(place, 0, job, world_size=1, time_outs=patient) for _ in range(2))
     first.join()
     assert first.ended == {}
     said = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
