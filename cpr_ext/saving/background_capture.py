@@ -2,11 +2,11 @@
 
 Between one optimizer step and the next, forward and backward only read the tables. In that window,
 from the end of ``ckpt.step()`` to the optimizer's step, a background thread captures rows. It
-returns before an optimizer changes anything; of a snapshot of one step the training thread captures
-what is left then.
+returns before an optimizer, or the backward pass of a fused kernel, changes anything. Of a snapshot
+of one step the training thread captures what is left then.
 
-All of this assumes that only their optimizer changes tables. If the watch detects another change,
-the snapshot is aborted.
+All of this assumes that only these change tables. If the watch detects another change, the snapshot
+is aborted.
 """
 
 from __future__ import annotations
