@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
@@ -221,6 +222,7 @@ class Session:
         if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
             tracking.make_memory()
         tracking.attach()  # last: what fails above leaves the model as it was
+        _open.add(self)
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
@@ -350,11 +352,14 @@ class Session:
 
     def note_interrupted(self) -> None:
         """Say what may be lost by a Ctrl-C, or a loader's end, that comes while training ends."""
+        _open.discard(self)
+        text = "close() did not end: training ended at step %d: steps after %d may not be saved"
+        logger.warning(text, self.account.step, self._newest_step)
+
+    @property
+    def _newest_step(self) -> int:
         newest = self.store.manifest.newest
-        logger.warning(
-            "interrupted while training ended at step %d: steps after %d may not be saved",
-            *(self.account.step, 0 if newest is None else newest.last_step),
-        )
+        return 0 if newest is None else newest.last_step
 
     def _save_last(self, *, save: bool) -> None:
         """Save all rows if the newest snapshot lacks anything, or report what is not saved."""
@@ -454,6 +459,7 @@ class Session:
             raise
         self.guard.is_closed = True
         self.store.close()
+        _open.discard(self)
 
     def raise_unreported(self) -> None:
         """Raise SnapshotError for a failure that no exception reported, if there is one."""
@@ -559,3 +565,15 @@ class Session:
     def check_changes(self) -> None:
         """Look now for changes of tables outside their optimizers."""
         self.watch.check()
+
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _say_what_was_left_open() -> None:
+    """Say what may be lost where close() was not called: Ctrl-C may come before a block's end is."""
+    for session in list(_open):
+        is_own = not session.guard.is_closed and not session.guard.is_forked
+        if is_own and session._newest_step < session.account.step:
+            session.note_interrupted()

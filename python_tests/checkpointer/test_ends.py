@@ -246,6 +246,34 @@ def test_what_interrupts_the_end_leaves_a_line_that_says_what_may_be_lost(
     assert "training ended at step 2: steps after 1 may not be saved" in caplog.text
 
 
+HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+LEFT_OPEN = """
+import torch, cpr_ext
+from python_tests.checkpointer.test_ends import build, train
+model, optimizer = build()
+ckpt = cpr_ext.Checkpointer(model, optimizer, "store")
+for step in range({steps}):
+    train(model, optimizer, torch.tensor([[1, 2]]))
+    ckpt.step()
+    if step < 2:
+        ckpt.wait()
+        ckpt.save()
+        ckpt.wait()
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "then", "lost"),
+    [(3, "", "at step 3: steps after 2 may"), (3, "ckpt.close()", ""), (2, "", "")],
+)
+def test_a_process_that_ends_without_close_says_what_may_be_lost(tmp_path, steps, then, lost):
+    script = LEFT_OPEN.format(steps=steps, then=then)
+    done = preloaded.run(["-c", HERE + script], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert lost in done.stderr and ("may not be saved" in done.stderr) == bool(lost)
+
+
 def main(number, first=0):
     """Draw so many, and say which are wrong."""
     count, saved = 0, 0
