@@ -12,6 +12,8 @@ from cpr_ext.wings.proving.plan import LifeNotes
 from cpr_ext.wings.proving.variables import GRADIENTS, INCOMPLETE, PLAIN, STATE
 
 _MOST_VARIABLES = 5
+_LOADER = """{0} begins again after recover(). Loop over batches = cpr_ext.wings.callbacks.loops\
+.ResumableLoader({0}), call batches.follow(ckpt), and pass state={{'batches': batches}}"""
 _READER = (
     "let the data begin at the step that recover() returns, or give the reader state_dict() and "
     "load_state_dict() and pass state={'reader': reader}"
@@ -119,7 +121,8 @@ def _in_step(
     whole: Record, life: Record, step: int, killed_after: int, ignored: Sequence[str]
 ) -> tuple[str, str, Sequence[str], str] | None:
     """Return (what, how, variables, remedy) of the first difference in a step."""
-    begin, end = (_pair(whole, life, step, kind) for kind in ("begin", "end"))
+    begin = whole.prints(step, "begin"), life.prints(step, "begin")
+    end = whole.prints(step, "end"), life.prints(step, "end")
     inputs = [print_ for name, print_ in end[1].items() if name.startswith("input ")]
     variables = [
         (name, how, print_)
@@ -142,6 +145,8 @@ def _in_step(
         remedy = _SCHEDULER
     elif what.startswith("state["):
         remedy = "its load_state_dict() does not take back all that its state_dict() returned"
+    elif what.startswith("input ") and (loader := _loader_of(begin[1])):
+        remedy = _LOADER.format(loader)
     elif state:
         remedy = _remedy_of_variable(state[0][1], state[0][2].owner)
     elif what.startswith("input "):
@@ -152,6 +157,11 @@ def _in_step(
         remedy = _UNKNOWN
     named = [f"{_without_mark(name)}: {how}" for name, how, _ in variables[:_MOST_VARIABLES]]
     return what, how, named, remedy
+
+
+def _loader_of(variables: Mapping[str, Print]) -> str | None:
+    names = [name for name, print_ in variables.items() if print_.form == "DataLoader"]
+    return _without_mark(names[0]).rpartition(": ")[2] if names else None
 
 
 def _without_mark(name: str) -> str:
@@ -196,12 +206,6 @@ _UNKNOWN = (
     "something that decides the next step is neither in the model, the optimizers nor the "
     "generators: save it with state=, or make it follow from the step's number"
 )
-
-
-def _pair(
-    whole: Record, life: Record, step: int, kind: str
-) -> tuple[dict[str, Print], dict[str, Print]]:
-    return whole.prints(step, kind), life.prints(step, kind)
 
 
 def _differences(

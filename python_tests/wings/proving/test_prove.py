@@ -72,6 +72,28 @@ GOOD = {
 }
 
 
+SHUFFLED = """
+import torch, cpr_ext
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(40, 4), torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.arange(120).reshape(40, 3) % 40, torch.rand(40, 1))
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+with cpr_ext.Checkpointer(model, optimizer, "store") as ckpt:
+    ckpt.recover()
+    for rows, wanted in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(rows), wanted).backward()
+        optimizer.step()
+        ckpt.step(4)
+"""
+
+
+def test_a_loader_that_begins_again_is_named_before_what_came_of_it(tmp_path):
+    (tmp_path / "train.py").write_text(SHUFFLED)
+    remedy = prove(str(tmp_path / "train.py"), steps=3).difference.remedy
+    assert "ResumableLoader(loader)" in remedy
+
+
 def write(path, **changes):
     path.write_text(LOOP.format(**{**GOOD, **changes}))
     return str(path)
