@@ -6,38 +6,27 @@ import pytest
 
 from cpr_ext.distributed.job import Recovery
 
-RESUMES = "worker 1 resumes after step 7 ({} recovery, lost workers: {}, {} samples lost{})"
+RESUMES = "worker 1 resumes after step {} ({} recovery, lost workers: {}, {} samples lost{})"
+FROM_NOTHING = ", rows of workers [0] start from nothing"
 
 
 @pytest.mark.parametrize(
-    ("recovery", "level", "text"),
+    ("how", "step", "lost", "source", "samples", "read", "rows", "level", "samples_lost", "more"),
     [
-        (("partial", 0, (0, 1), 0, (0, 0), (0, 0), (0, 0)), "INFO", "worker 1 begins at step 0"),
-        (
-            ("partial", 7, (0,), 1, (64, 0), (100, 0), (5, 0)),
-            *("WARNING", RESUMES.format("partial", "[0]", 64, "")),
-        ),
-        (
-            ("partial", 7, (0, 1), 1, (0, 0), (0, 90), (0, 5)),
-            "WARNING",
-            RESUMES.format("partial", "[0, 1]", 0, ", rows of workers [0] start from nothing"),
-        ),
-        (
-            ("partial", 7, (0, 1), 1, (0, 0), (90, 90), (5, 5)),
-            *("INFO", RESUMES.format("partial", "[0, 1]", 0, "")),
-        ),
-        (
-            ("exact", 7, (0,), 1, (0, 0), (0, 0), (5, 0)),
-            *("INFO", RESUMES.format("exact", "[0]", 0, ", 1 steps are trained again")),
-        ),
-        (
-            ("full", 0, (0,), 1, (64, 64), (0, 0), (0, 0)),
-            *("WARNING", RESUMES.format("full", "[0]", 128, "").replace("step 7", "step 0")),
-        ),
+        ("partial", 7, (0,), 1, (64, 0), (100, 0), (5, 0), "WARNING", 64, ""),
+        ("partial", 7, (0, 1), 1, (0, 0), (0, 90), (0, 5), "WARNING", 0, FROM_NOTHING),
+        ("partial", 7, (0, 1), 1, (0, 0), (90, 90), (5, 5), "INFO", 0, ""),
+        ("exact", 7, (0,), 1, (0, 0), (0, 0), (5, 0), "INFO", 0, ", 1 steps are trained again"),
+        ("full", 0, (0,), 1, (64, 64), (0, 0), (0, 0), "WARNING", 128, ""),
+        ("partial", 0, (0, 1), 0, (0, 0), (0, 0), (0, 0), "INFO", None, ""),
     ],
 )
-def test_a_recovery_is_one_line(caplog, recovery, level, text):
+def test_a_recovery_is_one_line(
+    caplog, how, step, lost, source, samples, read, rows, level, samples_lost, more
+):
     caplog.set_level(logging.INFO, "cpr_ext.jobs")
-    again = {"steps_repeated": 1} if recovery[0] == "exact" else {}
-    Recovery(*recovery, (0.1, 0.0), **again).log(1)
+    again = {"steps_repeated": 1} if how == "exact" else {}
+    Recovery(how, step, lost, source, samples, read, rows, (0.1, 0.0), **again).log(1)
+    text = RESUMES.format(step, how, list(lost), samples_lost, more)
+    text = "worker 1 begins at step 0" if samples_lost is None else text
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [(level, text)]

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,58 +15,33 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from cpr_ext.distributed.collective import torch_private
-from cpr_ext.distributed.collective.connections import (
-    AddressStore,
-    close_connections,
-    end_connecting,
-)
+from cpr_ext.distributed.collective import connections
+from cpr_ext.distributed.collective.connections import AddressStore, close_connections
+from python_tests.distributed.parity.members import formed
 
 SECONDS = 20.0
 
 
-def formed(host):
-    """A group of two: each one's inner group and addresses."""
-    shared = HashStore()
-
-    def form(rank):
-        addresses = AddressStore(shared, SECONDS)
-        group, gloo = torch_private.make_group(addresses, rank, 2, SECONDS, host)
-        torch_private.set_time_out(gloo, timedelta(seconds=SECONDS))
-        return group, addresses
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(form, range(2)))
-
-
-@pytest.fixture
-def other_connection():
-    """Both ends of a TCP connection that is of no group."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
-            yield near, far
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_what_waits_for_a_closed_connection_fails_and_no_other_is_closed(host, other_connection):
+def test_what_waits_for_a_closed_connection_fails_and_no_other_is_closed(host):
     try:
-        (near, addresses), (far, _) = formed(host)
-        (other, _), (peer, _) = formed(host)
+        (near, addresses), (far, _) = formed(2, host=host, seconds=SECONDS)
+        (other, _), (peer, _) = formed(2, host=host, seconds=SECONDS)
     except RuntimeError as error:
         if host == "::1":
             pytest.skip(f"no IPv6 here: {error}")
         raise
     begin = time.monotonic()
     works = [group.recv([torch.empty(1)], 1 - rank, 0) for rank, group in enumerate((near, far))]
-    close_connections([addresses])
-    for work in works:
-        with pytest.raises(RuntimeError):
-            work.wait(timedelta(seconds=SECONDS))
-    assert time.monotonic() - begin < SECONDS / 2
-
-    one, another = other_connection
-    one.sendall(b"still open")
-    assert another.recv(20) == b"still open"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as another:
+            close_connections([addresses])
+            for work in works:
+                with pytest.raises(RuntimeError):
+                    work.wait(timedelta(seconds=SECONDS))
+            assert time.monotonic() - begin < SECONDS / 2
+            one.sendall(b"still open")
+            assert another.recv(20) == b"still open"
     received = torch.empty(1)
     receiving = peer.recv([received], 0, 0)
     other.send([torch.tensor([7.0])], 1, 0).wait()
@@ -77,7 +51,7 @@ def test_what_waits_for_a_closed_connection_fails_and_no_other_is_closed(host, o
 
 def test_other_sockets_descriptors_and_locks_of_files_stay_as_they_were(tmp_path):
     """A default time-out would make sockets non-blocking."""
-    (_, addresses), (_, others) = formed("127.0.0.1")
+    (_, addresses), (_, others) = formed(2)
     socket.setdefaulttimeout(5)
     try:
         with (tmp_path / "file").open("w") as file, socket.socket() as other:
@@ -104,14 +78,12 @@ def test_a_store_passes_on_all_that_torch_asks_of_it():
     store = AddressStore(inner, SECONDS)
     store.set("a", "value")
     assert inner.get("a") == store.get("a") == b"value"
-    assert store.check(["a"])
-    assert not store.check(["b"])
+    assert [store.check([name]) for name in "ab"] == [True, False]
     store.wait(["a"])
     store.set_timeout(timedelta(seconds=0.05))
-    with pytest.raises(RuntimeError):
-        store.wait(["b"])
-    with pytest.raises(RuntimeError):
-        store.wait(["b"], timedelta(seconds=0.05))
+    for time_out in ((), (timedelta(seconds=0.05),)):
+        with pytest.raises(RuntimeError):
+            store.wait(["b"], *time_out)
 
 
 def test_connections_to_members_that_do_not_answer_are_ended_and_no_other():
@@ -131,7 +103,6 @@ def test_connections_to_members_that_do_not_answer_are_ended_and_no_other():
         host, port = members[0]
         family = struct.pack("=H", socket.AF_INET)
         store.set("0", b"name" + family + struct.pack("!H", port) + socket.inet_aton(host))
-        assert end_connecting(store) == ["127.0.0.1"]
+        assert connections.end_connecting(store) == ["127.0.0.1"]
         tries = [t.getsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT) for t in tried]
-        assert tries[0] == 1
-        assert tries[1] != 1
+        assert [number == 1 for number in tries] == [True, False]

@@ -1,5 +1,7 @@
 """What of DistributedDataParallel is found, reset, or refused by name; in one process."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,31 +58,27 @@ def test_gradients_are_reduced_once_after_a_reset(group, monkeypatch):
     assert torch.equal(model.module.bias.grad, torch.full((2,), 2.0))  # halved: of two workers
 
 
-def powersgd():
-    model = ddp()
-    state = powerSGD_hook.PowerSGDState(process_group=None)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return model
-
-
 def stepping_in_backward():
     module = linear()
     apply_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     return ddp(module)
 
 
-def fused():
-    model = ddp()
-    model._register_fused_optim(torch.optim.SGD, 0.1)
+def delayed():
+    module = torch.nn.Sequential(linear(), linear())
+    named, hooked = [("0.weight", module[0].weight)], module[1].weight
+    return ddp(module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=hooked)
+
+
+def changed(call, *given):
+    """A module of which a method was called."""
+    getattr(model := ddp(), call)(*given)
     return model
 
 
-def delayed():
-    module = torch.nn.Sequential(linear(), linear())
-    named = [("0.weight", module[0].weight)]
-    return ddp(
-        module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=module[1].weight
-    )
+def powersgd():
+    state = powerSGD_hook.PowerSGDState(process_group=None)
+    return changed("register_comm_hook", state, powerSGD_hook.powerSGD_hook)
 
 
 class FSDPModule:
@@ -96,28 +94,26 @@ class FSDPLinear(FSDPModule, torch.nn.Linear):
     [
         (powersgd, r"'inner' .* powerSGD_hook keeps a state of its own \(PowerSGDState\)"),
         (stepping_in_backward, "parameter 'weight' has its optimizer in backward"),
-        (fused, "_register_fused_optim"),
+        (lambda: changed("_register_fused_optim", torch.optim.SGD, 0.1), "_register_fused_optim"),
         (delayed, "delay_all_reduce_named_params"),
         (lambda: FSDPLinear(2, 2), "FSDPModule cannot be used .* a part of the dense parameters"),
     ],
 )
 def test_what_cannot_be_reset_is_refused_by_name(make, message):
     model = torch.nn.ModuleDict({"inner": make()})
-    with pytest.raises(UsageError, match=message):
-        data_parallel.refuse_unsupported(model, ())
-    with pytest.raises(UsageError, match=message):
-        data_parallel.reset(model)
+    for call in (partial(data_parallel.refuse_unsupported, optimizers=()), data_parallel.reset):
+        with pytest.raises(UsageError, match=message):
+            call(model)
     optimizer = ZeroRedundancyOptimizer.__new__(ZeroRedundancyOptimizer)
     with pytest.raises(UsageError, match="ZeroRedundancyOptimizer cannot be used"):
         data_parallel.refuse_unsupported(ddp(), [optimizer])
 
 
 def test_hooks_without_a_state_of_their_own_are_kept(group):
-    model = ddp()
-    model.register_comm_hook(group, default_hooks.allreduce_hook)
-    builtin = ddp()
-    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    for module in (model, builtin):
+    for module in (
+        changed("register_comm_hook", group, default_hooks.allreduce_hook),
+        changed("_register_builtin_comm_hook", dist.BuiltinCommHookType.FP16_COMPRESS),
+    ):
         data_parallel.reset(module)
         before = data_parallel.layout_of(module)
         data_parallel.reset(module)

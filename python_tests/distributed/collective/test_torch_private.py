@@ -26,32 +26,17 @@ def alone():
     dist.destroy_process_group()
 
 
-def without(name):
-    return lambda patch: patch.delattr(DistributedDataParallel, name)
-
-
-def with_another_signature(patch):
-    patch.setattr(DistributedDataParallel, "_ddp_init_helper", lambda self, parameters: None)
-
-
-def with_a_group_that_takes_options(patch):
-    def make(store, rank, world_size, options):
-        raise AssertionError
-
-    patch.setattr(dist, "ProcessGroup", make)
-
-
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("owner", "name", "another", "named"),
     [
-        (without("_build_params_for_reducer"), "_build_params_for_reducer"),
-        (with_another_signature, "_ddp_init_helper"),
-        (with_a_group_that_takes_options, "a gloo group .* 'options'"),
-        (lambda patch: patch.setattr(torch_private, "Reducer", object), "Reducer._rebuild_buckets"),
+        (DistributedDataParallel, "_build_params_for_reducer", None, "_build_params_for_reducer"),
+        (DistributedDataParallel, "_ddp_init_helper", lambda self, ps: None, "_ddp_init_helper"),
+        (dist, "ProcessGroup", lambda s, r, w, options: None, "a gloo group .* 'options'"),
+        (torch_private, "Reducer", object, "Reducer._rebuild_buckets"),
     ],
 )
-def test_another_torch_is_refused_when_the_group_is_made(monkeypatch, change, named):
-    change(monkeypatch)
+def test_another_torch_is_refused_when_the_group_is_made(monkeypatch, owner, name, another, named):
+    monkeypatch.setattr(owner, name, another) if another else monkeypatch.delattr(owner, name)
     with pytest.raises(UsageError, match=rf"torch {re.escape(torch.__version__)} lacks.*{named}"):
         init_group(0, 2)
     assert not dist.is_initialized()

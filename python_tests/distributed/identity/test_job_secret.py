@@ -53,6 +53,5 @@ def test_it_is_held_in_memory_for_processes_of_this_user(tmp_path, given):
     assert held[0] == held[1] == given.get("CPR_JOB_SECRET", held[0])
     assert len(held[0]) == 64
     (tmp_path / "ours").write_text(SECRET)
-    named = {"CPR_JOB_SECRET_FILE": str(tmp_path / "ours")}
-    hold_secret(named)  # it stays
+    hold_secret(named := {"CPR_JOB_SECRET_FILE": str(tmp_path / "ours")})  # it stays
     assert named == {"CPR_JOB_SECRET_FILE": str(tmp_path / "ours")}

@@ -47,23 +47,18 @@ def test_a_rendezvous_on_loopback_means_that_peers_are_reached_there_too(place, 
     assert (found.host, found.address) == (host, address)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Identity.from_environment({**OURS, "CPR_RANK": "4"}), "worker 4 of 4 cannot be"),
-        (lambda: Identity.from_environment({**OURS, "CPR_RANK": "two"}), "CPR_RANK is 'two'"),
-        (lambda: Identity.from_environment({**OURS, "CPR_RENDEZVOUS": "head"}), "HOST:PORT"),
-        (lambda: Identity.from_environment({**OURS, "CPR_RENDEZVOUS": ""}), "HOST:PORT"),
-        (lambda: Identity.from_environment({}), "cpr launch --nproc N SCRIPT"),
-        (lambda: TimeOuts(join_seconds=0), "join_seconds is 0"),
-    ],
-)
-def test_what_is_wrong_is_named(make, message):
-    with pytest.raises(UsageError, match=message):
-        make()
-
-
-def test_every_worker_has_a_directory_of_its_own(tmp_path):
+def test_what_is_wrong_is_named(tmp_path):
+    for environment, message in (
+        ({**OURS, "CPR_RANK": "4"}, "worker 4 of 4 cannot be"),
+        ({**OURS, "CPR_RANK": "two"}, "CPR_RANK is 'two'"),
+        ({**OURS, "CPR_RENDEZVOUS": "head"}, "HOST:PORT"),
+        ({**OURS, "CPR_RENDEZVOUS": ""}, "HOST:PORT"),
+        ({}, "cpr launch --nproc N SCRIPT"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Identity.from_environment(environment)
+    with pytest.raises(UsageError, match="join_seconds is 0"):
+        TimeOuts(join_seconds=0)
     places = [(0, 3), (1, 3), (2, 3), (0, 2)]
     assert len({worker_directory(tmp_path, *place) for place in places}) == 4
 
@@ -73,14 +68,8 @@ def test_the_lock_of_a_process_that_the_others_gave_up_is_overruled_and_it_write
     store.mkdir()
     given_up = RankLock(tmp_path, IDENTITY, "cut off")
     given_up.acquire(0.1)
-    its_store = DirectoryLock(store)
-    asked = []
-
-    def is_given_up(member):
-        asked.append(member)
-        return len(asked) > 1
-
-    successor = RankLock(tmp_path, IDENTITY, "new", is_given_up)
+    its_store, asked = DirectoryLock(store), []
+    successor = RankLock(tmp_path, IDENTITY, "new", lambda m: asked.append(m) or len(asked) > 1)
     successor.acquire(10)
     assert asked == ["cut off", "cut off"]
     with pytest.raises(StoreError, match="Nothing more is written there"):
@@ -151,9 +140,8 @@ def test_who_keeps_a_lock_for_ever_is_named_and_never_a_dead_process(tmp_path):
         assert str(dead) not in str(error)
         # Also if only a lock of the store is kept.
         (tmp_path / "worker-00000-of-00001.lock").unlink()
-        with pytest.raises(
-            StoreError, match=rf"process {child} after .*worker-00000-of-00001.LOCK"
-        ):
+        store_lock = rf"process {child} after .*worker-00000-of-00001.LOCK"
+        with pytest.raises(StoreError, match=store_lock):
             place.acquire(0.1)
         # That one gave its own place back.
         (tmp_path / "worker-00000-of-00001" / "LOCK").unlink()

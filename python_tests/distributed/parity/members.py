@@ -2,12 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch._C._distributed_c10d import HashStore
 
 import cpr_ext
 from cpr_ext.distributed.collective import torch_private
+from cpr_ext.distributed.collective.connections import AddressStore
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from python_tests.helpers import open_checkpointer
@@ -35,16 +37,11 @@ class Trainer:
         tables = [self.model[name].weight for name in ("large", "small")]
         self.optimizers = [make(tables), torch.optim.Adam(self.model["dense"].parameters())]
         self.checkpointer = open_checkpointer(
-            self.model,
-            self.optimizers,
-            directory,
-            schedule=cpr_ext.EverySteps(1000),
-            save_at_close=False,
-            **options,
+            *(self.model, self.optimizers, directory),
+            **{"schedule": cpr_ext.EverySteps(1000), "save_at_close": False, **options},
         )
-        self.own = OwnRows(
-            self.checkpointer, parts=parts, delta_bytes=1 << 20, wait=lambda: None, stride=stride
-        )  # fmt: skip
+        how = {"parts": parts, "delta_bytes": 1 << 20, "stride": stride}
+        self.own = OwnRows(self.checkpointer, wait=lambda: None, **how)
 
     def forward(self, step):
         generator = torch.Generator().manual_seed(step)
@@ -52,16 +49,25 @@ class Trainer:
             self.model[name](torch.randint(rows, (4, 2), generator=generator))
             for name, rows in (("large", ROWS), ("small", 7))
         ]
-        values = torch.cat(found, dim=1) * torch.rand(4, DIM + 5)
-        return self.model["dense"](values).square().mean()
+        return self.model["dense"](torch.cat(found, dim=1) * self.values(step)).square().mean()
+
+    def values(self, step):
+        return torch.rand(4, DIM + 5)
 
     def train(self, step):
         """Train the step that leads to state ``step``."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.forward(step).backward()
+        self.exchange(step)
         for optimizer in self.optimizers:
             optimizer.step()
+        return self.finish(step)
+
+    def exchange(self, step):
+        """What other workers have to do with the gradients."""
+
+    def finish(self, step):
         self.checkpointer.step(4)
         return self.own.finish_step(step)
 
@@ -75,17 +81,21 @@ class Trainer:
         return str(part.skeleton), {name: t.tolist() for name, t in part.tensors.items()}
 
 
-def connected(count, *, connect_seconds=60.0):
-    """The two ends or more of a gloo group, one for each thread."""
-    store = HashStore()
+def formed(count, *, host="127.0.0.1", connect_seconds=60.0, seconds=60.0):
+    """A gloo group for threads: of each member its end, and the addresses that close it."""
+    shared = HashStore()
 
-    def connect(rank):
-        group, gloo = torch_private.make_group(store, rank, count, connect_seconds, "127.0.0.1")
-        torch_private.set_time_out(gloo, timedelta(seconds=60))
-        return group
+    def form(rank):
+        addresses = AddressStore(shared, connect_seconds)
+        group, gloo = torch_private.make_group(addresses, rank, count, connect_seconds, host)
+        torch_private.set_time_out(gloo, timedelta(seconds=seconds))
+        return group, addresses
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(connect, range(count)))
+    return together(*(partial(form, rank) for rank in range(count)))
+
+
+def connected(count, **options):
+    return [group for group, _ in formed(count, **options)]
 
 
 def together(*calls):

@@ -1,6 +1,7 @@
 """The parity protocol in every interleaving; each planted mistake is found by the same search."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,9 +17,12 @@ from python_tests.distributed.parity.exploration import (
     one_group,
     rules,
 )
-from python_tests.distributed.parity.hand_model import HandModel
-from python_tests.distributed.parity.reduction import LockStepModel, SilentModel
-from python_tests.distributed.parity.serving_model import ServingModel
+from python_tests.distributed.parity.models import (
+    HandModel,
+    LockStepModel,
+    ServingModel,
+    SilentModel,
+)
 
 
 def hours(*values):
@@ -118,53 +122,6 @@ def without(kind):
     return decide
 
 
-THREE = {"groups": one_group(3), "steps": 2, "losses": 1}
-TWO_LOSSES = {"groups": one_group(3), "steps": 1, "losses": 2}
-MIRRORS = {"groups": mirrors(4), "steps": 3, "losses": 1, "atomic_undo": True}
-SEVERAL_UNDONE = {"groups": mirrors(4), "steps": 2, "losses": 2, "deep": True}
-PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
-
-
-MISTAKES = {
-    "a delta is applied twice": ({"times_applied": 2}, THREE),
-    "the acknowledgement is skipped": ({"may_change": lambda own, acknowledged: True}, PAIR),
-    "it is acknowledged before it is applied": ({"may_acknowledge": lambda held, step: True}, PAIR),
-    "a log is forgotten too early": ({"append": forgets_a_log}, MIRRORS),
-    "parity is not undone": ({"undoes_parity": False}, THREE),
-    "a step in progress is not undone": ({"undoes_change": False}, THREE),
-    "undo in the wrong order": (
-        {"undo_order": in_the_wrong_order, "undone": undone_unchecked}, SEVERAL_UNDONE,
-    ),
-    "undo in the wrong order, checked": ({"undo_order": in_the_wrong_order}, SEVERAL_UNDONE),
-    "the newest state is agreed on": ({"agree_on_state": agrees_on_the_newest}, THREE),
-    "holders are not asked": ({"agree_on_state": agrees_without_holders}, THREE),
-    "parity counts before it is encoded": ({"agree_on_state": agrees_without_parity}, TWO_LOSSES),
-    "parity counts before it is encoded during training": (
-        {"agree_on_state": agrees_without_parity}, {**TWO_LOSSES, "behind": True},
-    ),
-    "a member contributes nothing": ({"contribution": leaves_a_member_out}, THREE),
-    "a member contributes another part": ({"contribution": gives_another_part}, THREE),
-    "parity is not encoded again": ({"to_encode": lambda reports, group: []}, TWO_LOSSES),
-    "nobody goes back": ({"decide": without(Return)}, THREE),
-    "nothing is rebuilt": ({"decide": without(Rebuild)}, THREE),
-    "nothing is encoded": ({"decide": without(Encode)}, THREE),
-    "a part is not decoded": (
-        {"to_decode": lambda lost, group: protocol.to_decode(lost, group)[:-1]}, THREE,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_found(mistake):
-    """Without acknowledgements as events, which is the harder way to find it by."""
-    wrong, where = MISTAKES[mistake]
-    options = dict(where)
-    groups, steps, losses = (options.pop(name) for name in ("groups", "steps", "losses"))
-    deep = options.pop("deep", False)
-    with pytest.raises(FaultError):
-        explore(SilentModel(groups, steps, losses, rules(**wrong), **options), deep=deep)
-
-
 def agrees_in_spite_of_obstacles(reports, groups):
     return protocol.agree_on_state([replace(report, obstacle="") for report in reports], groups)
 
@@ -190,40 +147,72 @@ def tells_nothing(obstacle, *, wants_encoding):
     return Soundness.SOUND
 
 
-SERVING = {
-    "rows of later than the parity are read": ({"reads_before": False}, (one_group(3), 1, 1)),
-    "a lookup does not wait": ({"waits_for_rows": False}, (one_group(2), 1, 1)),
-    "a worker that lacks rows counts as alive": ({"counts_as_lost": False}, (one_group(3), 1, 2)),
-    "deltas are applied before all have them": ({"trades_together": False}, (one_group(3), 1, 1)),
-    "deltas in the parity are not of one state": (
-        {"state_of_parity": lambda held: max(log.newest for log in held.values())},
-        (one_group(3), 1, 1),
+THREE = partial(SilentModel, one_group(3), 2, 1)
+TWO_LOSSES = partial(SilentModel, one_group(3), 1, 2)
+MIRRORS = partial(SilentModel, mirrors(4), 3, 1, atomic_undo=True)
+SEVERAL_UNDONE = partial(SilentModel, mirrors(4), 2, 2)
+PAIR = partial(SilentModel, one_group(2), 3, 1)
+SERVING = partial(ServingModel, one_group(3), 1, 1)
+BY_HAND = partial(HandModel, one_group(2), 2, 1)
+NEWEST = {"state_of_parity": lambda held: max(log.newest for log in held.values())}
+#: name -> where it is found, without acknowledgements as events, and what is wrong
+MISTAKES = {
+    "a delta is applied twice": (THREE, {"times_applied": 2}),
+    "the acknowledgement is skipped": (PAIR, {"may_change": lambda own, acknowledged: True}),
+    "it is acknowledged before it is applied": (PAIR, {"may_acknowledge": lambda held, step: True}),
+    "a log is forgotten too early": (MIRRORS, {"append": forgets_a_log}),
+    "parity is not undone": (THREE, {"undoes_parity": False}),
+    "a step in progress is not undone": (THREE, {"undoes_change": False}),
+    "undo in the wrong order": (
+        SEVERAL_UNDONE, {"undo_order": in_the_wrong_order, "undone": undone_unchecked},
     ),
-}
-BY_HAND = {
-    "an obstacle is not published": ({"soundness": tells_nothing}, (one_group(2), 2, 1)),
-    "parity is not encoded again": ({"encodes_again": lambda members: False}, (one_group(2), 2, 0)),
-    "obstacles are not asked for": (
-        {"agree_on_state": agrees_in_spite_of_obstacles}, (one_group(2), 2, 1),
+    "undo in the wrong order, checked": (SEVERAL_UNDONE, {"undo_order": in_the_wrong_order}),
+    "the newest state is agreed on": (THREE, {"agree_on_state": agrees_on_the_newest}),
+    "holders are not asked": (THREE, {"agree_on_state": agrees_without_holders}),
+    "parity counts before it is encoded": (TWO_LOSSES, {"agree_on_state": agrees_without_parity}),
+    "parity counts before it is encoded during training": (
+        partial(TWO_LOSSES, behind=True), {"agree_on_state": agrees_without_parity},
     ),
-    "accepted rows can go back": ({"shortens_log": False}, (mirrors(4), 1, 1)),
+    "a member contributes nothing": (THREE, {"contribution": leaves_a_member_out}),
+    "a member contributes another part": (THREE, {"contribution": gives_another_part}),
+    "lost parity is not encoded": (TWO_LOSSES, {"to_encode": lambda reports, group: []}),
+    "nobody goes back": (THREE, {"decide": without(Return)}),
+    "nothing is rebuilt": (THREE, {"decide": without(Rebuild)}),
+    "nothing is encoded": (THREE, {"decide": without(Encode)}),
+    "a part is not decoded": (
+        THREE, {"to_decode": lambda lost, group: protocol.to_decode(lost, group)[:-1]},
+    ),
+    # In a rebuild.
+    "rows of later than the parity are read": (SERVING, {"reads_before": False}),
+    "a lookup does not wait": (
+        partial(ServingModel, one_group(2), 1, 1), {"waits_for_rows": False},
+    ),
+    "a worker that lacks rows counts as alive": (
+        partial(ServingModel, one_group(3), 1, 2), {"counts_as_lost": False},
+    ),
+    "deltas are applied before all have them": (SERVING, {"trades_together": False}),
+    "deltas in the parity are not of one state": (SERVING, NEWEST),
+    # With rows that are written by hand.
+    "an obstacle is not published": (BY_HAND, {"soundness": tells_nothing}),
+    "parity is not encoded again": (
+        partial(HandModel, one_group(2), 2, 0), {"encodes_again": lambda members: False},
+    ),
+    "obstacles are not asked for": (BY_HAND, {"agree_on_state": agrees_in_spite_of_obstacles}),
+    "accepted rows can go back": (partial(HandModel, mirrors(4), 1, 1), {"shortens_log": False}),
     "an obstacle counts in every group": (
-        {"agree_on_rows": counting_every_obstacle}, (mirrors(4), 2, 1),
+        partial(HandModel, mirrors(4), 2, 1), {"agree_on_rows": counting_every_obstacle},
     ),
     "a group that cannot rebuild its rows keeps another from it": (
-        {"agree_on_rows": all_or_none}, (mirrors(4), 1, 3),
+        partial(HandModel, mirrors(4), 1, 3), {"agree_on_rows": all_or_none},
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("model", "mistake"),
-    [*((ServingModel, each) for each in SERVING), *((HandModel, each) for each in BY_HAND)],
-)
-def test_a_mistake_in_a_rebuild_or_with_rows_written_by_hand_is_found(model, mistake):
-    wrong, where = (SERVING if model is ServingModel else BY_HAND)[mistake]
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(mistake):
+    model, wrong = MISTAKES[mistake]
     with pytest.raises(FaultError):
-        explore(model(*where, rules(**wrong)), deep=model is HandModel)
+        explore(model(the_rules=rules(**wrong)), deep=True)
 
 
 def visited(model, case):

@@ -8,6 +8,7 @@ from cpr_ext.distributed.parity.own_rows import KeyCopies, OwnRows
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.wings.tools.maintenance import inspect
+from python_tests.distributed.parity.members import Trainer
 from python_tests.keyed_job import SLOTS, KeyedJob
 
 STEPS = 30  # after which ids have been evicted
@@ -18,18 +19,14 @@ class KeyedTrainer(KeyedJob):
 
     def __init__(self, directory, *, parts=1, stride=1, seed=0, **options):
         super().__init__(directory, seed=seed, **{"scores": True, **options})
-        self.own = OwnRows(
-            self.ckpt, parts=parts, delta_bytes=1 << 20, wait=lambda: None, stride=stride
-        )
+        how = {"parts": parts, "delta_bytes": 1 << 20, "stride": stride}
+        self.own = OwnRows(self.ckpt, wait=lambda: None, **how)
 
     def step(self, ids):
         super().step(ids)
         self.own.finish_step(self.ckpt.step_count)
 
-    def words(self):
-        words = torch.empty(self.own.layout.num_words, dtype=torch.int64)
-        self.own.layout.read(0, words)
-        return words
+    words = Trainer.words
 
     def all(self):
         """All that decides what the map and the rows do next."""
@@ -37,9 +34,9 @@ class KeyedTrainer(KeyedJob):
         return self.rows(), slots.key.tolist(), slots.used.tolist(), dict(slots.slots), slots.clock
 
 
-@pytest.fixture
-def trainer(tmp_path):
-    made = KeyedTrainer(tmp_path / "store")
+@pytest.fixture(params=[1])
+def trainer(request, tmp_path):
+    made = KeyedTrainer(tmp_path / "store", stride=request.param)
     made.own.begin(0)
     return made
 
@@ -71,10 +68,8 @@ def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer):
         assert {**known, **trained(trainer, STEPS - state)} == known  # and the same way again
 
 
-@pytest.mark.parametrize("stride", [1, 4])
-def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(tmp_path, stride):
-    trainer = KeyedTrainer(tmp_path, stride=stride)
-    trainer.own.begin(0)
+@pytest.mark.parametrize("trainer", [1, 4], indirect=True)  # the steps of a delta
+def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(trainer):
     known = trained(trainer, STEPS)
     tear(trainer)
     trainer.own.abandon_step()

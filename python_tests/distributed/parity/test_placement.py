@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.distributed.parity.placement import (
-    crowded,
-    cut,
-    holders,
-    hosts_by_count,
-    part_held,
-    place,
-)
+from cpr_ext.distributed.parity import placement
+from cpr_ext.distributed.parity.placement import crowded, hosts_by_count, part_held, place
 from cpr_ext.errors import UsageError
 
 
@@ -50,10 +44,9 @@ def test_workers_of_one_host_are_in_different_groups_or_it_is_named():
 def test_every_member_holds_one_part_of_every_other(size):
     group = tuple(range(10, 10 + size))
     for member in group:
-        assert sorted([*holders(group, member), member]) == list(group)
-        assert [part_held(group, h, member) for h in holders(group, member)] == list(
-            range(size - 1)
-        )
+        holders = placement.holders(group, member)
+        assert sorted([*holders, member]) == list(group)
+        assert [part_held(group, h, member) for h in holders] == list(range(size - 1))
 
 
 @given(
@@ -61,7 +54,7 @@ def test_every_member_holds_one_part_of_every_other(size):
     st.integers(1, 7),
 )
 def test_parts_are_of_whole_records_and_about_equal(records, parts):
-    bounds = cut(records, parts)
+    bounds = placement.cut(records, parts)
     total = sum(rows * words for rows, words in records)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, total, parts + 1)
     assert bounds == sorted(bounds)

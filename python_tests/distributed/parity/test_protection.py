@@ -8,11 +8,6 @@ from cpr_ext.distributed.parity.protection import Protection
 from cpr_ext.saving.metrics import ParityMetrics
 
 
-@pytest.fixture(autouse=True)
-def info(caplog):
-    caplog.set_level(logging.INFO, "cpr_ext.parity")
-
-
 @pytest.mark.parametrize(
     ("events", "said"),
     [
@@ -24,20 +19,19 @@ def info(caplog):
 )
 def test_the_begin_and_the_end_are_said_once_and_in_their_order(caplog, events, said):
     """A line for each; ``say`` returns whether it said that all are protected."""
+    caplog.set_level(logging.INFO, "cpr_ext.parity")
     protection = Protection(1, (0, 1), ParityMetrics())
-    acts = {
-        "begin": protection.begin, "end": protection.end,
-        "ends": lambda: protection.end_for("row 5 was written"),
-        "say": lambda: protection.say(3, 8), "again": lambda: protection.say(4, 8),
-    }  # fmt: skip
+    given = {"ends": ("end_for", "row 5 was written"), "say": ("say", 3, 8), "again": ("say", 4, 8)}
     for event in events.split():
-        if (answer := acts[event]()) is not None:
+        act, *arguments = given.get(event, (event,))
+        if (answer := getattr(protection, act)(*arguments)) is not None:
             assert answer == (event == "say")
     lines = [record.getMessage() for record in caplog.records]
     assert ["not" if "is not protected" in line else "is" for line in lines] == said.split()
 
 
 def test_machines_that_have_several_of_the_group_are_named_by_one_worker_when_that_changes(caplog):
+    caplog.set_level(logging.INFO, "cpr_ext.parity")
     text = "group [0, 1] is not protected against the loss of machine a, which has its workers"
     for rank, times in ((0, 1), (1, 0)):
         metrics = ParityMetrics()

@@ -8,11 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from cpr_ext.distributed.collective.connections import close_connections
 from cpr_ext.distributed.parity import exchange, protocol, row_requests
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
 from cpr_ext.saving.metrics import ParityMetrics
-from python_tests.distributed.parity.members import Trainer, connected, holding, together
+from python_tests.distributed.parity.members import Trainer, connected, formed, holding, together
 
 PAIR = (4, 7)  # ranks
 
@@ -25,26 +26,30 @@ def pair(tmp_path):
     held = [holding(trainers[0].own.layout.num_words, other) for other in PAIR[::-1]]
     for trainer in trainers:
         trainer.own.begin(0)
-    groups = connected(2)
     senders = [
         Sender(
-            *(groups.pop(), PAIR, trainer.own, parity, trainer.own.log, ParityMetrics()),
-            lambda: None,
+            *(group, PAIR, trainer.own, parity, trainer.own.log, ParityMetrics()),
+            partial(close_connections, [addresses]),
         )
-        for trainer, parity in reversed(list(zip(trainers, held, strict=True)))
-    ][::-1]
+        for trainer, parity, (group, addresses) in zip(trainers, held, formed(2), strict=True)
+    ]
     yield trainers, held, senders
     for sender in senders:
         sender.stop()
+
+
+def train(pair, step, *members):
+    """A step of these members, or of both."""
+    for n in members or (0, 1):
+        pair[0][n].train(step)
+        pair[2][n].submit(step)
 
 
 def test_a_step_is_acknowledged_once_every_member_has_it(pair):
     trainers, held, senders = pair
     begin = [trainer.words() for trainer in trainers]
     for step in range(1, 5):
-        for trainer, sender in zip(trainers, senders, strict=True):
-            trainer.train(step)
-            sender.submit(step)
+        train(pair, step)
         for trainer, sender in zip(trainers, senders, strict=True):
             sender.wait_until(lambda acked, own=trainer.own: protocol.may_change(own.log, acked))
     for n, parity in enumerate(held):
@@ -58,40 +63,34 @@ def test_a_step_is_acknowledged_once_every_member_has_it(pair):
 
 
 def test_at_the_end_no_delta_is_under_way(pair):
-    trainers, held, senders = pair
+    _, held, senders = pair
     senders[0].wait_until_sent()  # nothing was submitted
-    trainers[0].train(1)
-    senders[0].submit(1)
+    train(pair, 1, 0)
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(senders[0].wait_until_sent)
         with pytest.raises(TimeoutError):
             waiting.result(0.2)
-        trainers[1].train(1)
-        senders[1].submit(1)
-        waiting.result(10)
+        train(pair, 1, 1)
+        waiting.result(60)
     assert senders[0].acknowledged == held[0].logs[PAIR[1]].newest == 1
     senders[1].stop()
-    trainers[0].train(2)
-    senders[0].submit(2)
+    train(pair, 2, 0)
     with pytest.raises(PeerLostError):
         senders[0].wait_until_sent()
 
 
 def test_nothing_is_applied_once_a_sender_has_stopped(pair):
     """The other's wait ends, also one that has begun."""
-    trainers, held, senders = pair
-    trainers[1].train(1)
-    senders[1].submit(1)
+    _, held, senders = pair
+    train(pair, 1, 1)
     leaver = threading.Timer(0.3, senders[0].stop)
     leaver.start()
     with pytest.raises(PeerLostError, match=r"parity group \[4, 7\]"):
         senders[1].wait_until(lambda acked: acked >= 1)
     leaver.join()
-    trainers[0].train(1)
-    senders[0].submit(1)
+    train(pair, 1, 0)
     assert held[0].logs[PAIR[1]].newest == 0
-    assert not held[0].words.any()
-    assert not held[1].words.any()
+    assert not any(parity.words.any() for parity in held)
     with pytest.raises(PeerLostError, match="the round has ended"):
         senders[0].wait_until(lambda acked: acked >= 1)
 
@@ -99,9 +98,7 @@ def test_nothing_is_applied_once_a_sender_has_stopped(pair):
 def test_an_obstacle_crosses_to_the_holder(pair):
     trainers, held, senders = pair
     trainers[0].own.obstacle = "something changed"
-    for trainer, sender in zip(trainers, senders, strict=True):
-        trainer.train(1)
-        sender.submit(1)
+    train(pair, 1)
     for sender in senders:
         sender.wait_until(lambda acked: acked >= 1)
     said = ["", "rows of worker 4 changed outside their optimizer"]
@@ -109,31 +106,28 @@ def test_an_obstacle_crosses_to_the_holder(pair):
 
 
 def test_members_at_different_steps_are_an_error():
-    groups = connected(2)
-
-    def send(rank):
+    def send(rank, group):
         with pytest.raises(RuntimeError, match=r"different steps: \[3, 4\]"):
-            exchange.exchange(groups[rank], 3 + rank, exchange.Message(True, {}))
+            exchange.exchange(group, 3 + rank, exchange.Message(True, {}))
 
-    together(lambda: send(0), lambda: send(1))
+    together(*(partial(send, *member) for member in enumerate(connected(2))))
 
 
 @pytest.mark.parametrize("direct_words", [0, 7, 1 << 16], ids=["ring", "mixed", "direct"])
 def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch, direct_words):
     monkeypatch.setattr(exchange, "_CHUNK_WORDS", 10)
     monkeypatch.setattr(exchange, "_DIRECT_WORDS", direct_words)
-    groups = connected(3)
     values = torch.randint(-(2**62), 2**62, (3, 25))
     got = torch.zeros(25, dtype=torch.int64)
 
-    def call(rank):
+    def call(rank, group):
         exchange.xor_over_group(
-            groups[rank], (3, 25), 1,
+            *(group, (3, 25), 1),
             lambda begin, words: words.copy_(values[rank, begin : begin + words.numel()]),
             lambda begin, words: got[begin : begin + words.numel()].copy_(words),
-        )  # fmt: skip
+        )
 
-    together(*(lambda rank=rank: call(rank) for rank in range(3)))
+    together(*(partial(call, *member) for member in enumerate(connected(3))))
     assert torch.equal(got[3:], (values[0] ^ values[1] ^ values[2])[3:])
     assert not got[:3].any()
 
@@ -142,15 +136,12 @@ def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch, direct_wo
 def test_numbers_and_words_of_members_reach_all(size):
     groups = connected(size)
     given = [[rank, 2**62 + rank, -rank - 1] for rank in range(size)]
-    found = together(
-        *(lambda n=n: exchange.gather_numbers(groups[n], given[n]) for n in range(size))
-    )
+    found = together(*map(partial, [exchange.gather_numbers] * size, groups, given))
     assert found == [given] * size
     for source, count in ((0, 5), (size - 1, 1), (0, 0)):
         words = [torch.full((count,), 10 * rank) for rank in range(size)]
-        together(
-            *(partial(exchange.broadcast_words, groups[n], source, words[n]) for n in range(size))
-        )  # fmt: skip
+        call = exchange.broadcast_words
+        together(*(partial(call, groups[n], source, words[n]) for n in range(size)))
         assert all(torch.equal(some, torch.full((count,), 10 * source)) for some in words)
 
 
@@ -162,22 +153,19 @@ def late(seconds, call):
 def test_members_wait_for_a_late_one_as_long_as_for_a_collective():
     """Not only as long as they may take to connect."""
     groups = connected(3, connect_seconds=1.0)
-    numbers = [lambda rank=rank: exchange.gather_numbers(groups[rank], [rank]) for rank in range(3)]
-    for rank in (0, 2):
-        calls = [*numbers]
-        calls[rank] = partial(late, 1.5, numbers[rank])
-        assert together(*calls) == [[[0], [1], [2]]] * 3
+    calls = [partial(exchange.gather_numbers, groups[rank], [rank]) for rank in range(3)]
+    calls[0] = partial(late, 1.5, calls[0])
+    assert together(*calls) == [[[0], [1], [2]]] * 3
 
     def give(rank):
         words = {other: torch.full((3,), rank) for other in range(3) if other != rank}
-        found = exchange.exchange(
-            groups[rank], 1, exchange.Message(True, words, (torch.ones(9).byte(),) * 3)
-        )
+        message = exchange.Message(True, words, (torch.ones(9).byte(),) * 3)
+        found = exchange.exchange(groups[rank], 1, message)
         return {other: message.words[rank].tolist() for other, message in found.items()}
 
-    found = together(lambda: give(0), lambda: give(1), lambda: late(1.5, lambda: give(2)))
+    found = together(partial(give, 0), partial(give, 1), partial(late, 1.5, partial(give, 2)))
     assert found == [{m: [m] * 3 for m in range(3) if m != rank} for rank in range(3)]
-    asks = [lambda n=n: row_requests.exchange_request(groups[n], 1, None) for n in range(3)]
+    asks = [partial(row_requests.exchange_request, group, 1, None) for group in groups]
     assert together(asks[0], partial(late, 1.5, asks[1]), asks[2]) == [None] * 3
 
 
@@ -199,18 +187,18 @@ def test_whoever_waits_for_an_xor_hears_of_a_member_that_leaves(monkeypatch, dir
 
 
 def test_a_request_reaches_all_members_whatever_its_length():
-    groups = connected(2)
-    long = row_requests._SHORT_WORDS + 1
+    groups, long = connected(2), row_requests._SHORT_WORDS + 1
+
+    def ask(*own):
+        asks = zip(groups, own, strict=True)
+        return together(*(partial(row_requests.exchange_request, g, 1, each) for g, each in asks))
+
     for words in (*map(torch.arange, (0, 3, long - 1, long)), None):
         own = row_requests.RowRequest(words)
-        found = together(
-            lambda own=own: row_requests.exchange_request(groups[0], 1, None),
-            lambda own=own: row_requests.exchange_request(groups[1], 1, own),
-        )
+        found = ask(None, own)
         assert found[1] is own
         assert found[0].words is None if words is None else torch.equal(found[0].words, words)
-    complete = [lambda n=n: row_requests.exchange_request(groups[n], 1, None) for n in range(2)]
-    assert together(*complete) == [None, None]
+    assert ask(None, None) == [None, None]
 
 
 def test_rows_are_described_by_the_parts_that_hold_them():

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -75,22 +76,11 @@ class Member(Trainer):
         generator = torch.Generator().manual_seed(100 * self.rank + step)
         return torch.rand(4, DIM + 5, generator=generator)
 
-    def forward(self, step):
-        generator = torch.Generator().manual_seed(step)
-        found = [
-            self.model[name](torch.randint(rows, (4, 2), generator=generator))
-            for name, rows in (("large", ROWS), ("small", 7))
-        ]
-        return self.model["dense"](torch.cat(found, dim=1) * self.values(step)).square().mean()
-
-    def train(self, step):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        self.forward(step).backward()
+    def exchange(self, step):
         for value in self.model["dense"].parameters():
-            value.grad.fill_(step)  # as if workers had exchanged it
-        for optimizer in self.optimizers:
-            optimizer.step()
+            value.grad.fill_(step)
+
+    def finish(self, step):
         self.member.wait_until_rows_may_change()
         self.checkpointer.step(4)
         self.member.finish_step(step)
@@ -123,7 +113,7 @@ class Job:
         self.directory, self.rounds = directory, 0
         self.members = [Member(directory / str(rank), rank) for rank in GROUP]
         this_round = self.next_round()
-        together(*(lambda m=member: m.begin(this_round) for member in self.members))
+        together(*(partial(member.begin, this_round) for member in self.members))
 
     def next_round(self):
         self.rounds += 1
@@ -131,7 +121,7 @@ class Job:
         return self.round
 
     def train_to(self, step):
-        together(*(lambda m=member: m.train_to(step) for member in self.members))
+        together(*(partial(member.train_to, step) for member in self.members))
 
     def stop(self):
         together(*(member.member.stop for member in self.members))
@@ -160,26 +150,18 @@ class Job:
                 whole.set_result(part)
             return whole.result(timeout=60)
 
-        together(
-            *(lambda m=member: m.recover(this_round, decision, share) for member in self.members)
-        )
+        together(*(partial(m.recover, this_round, decision, share) for m in self.members))
         for member in self.members:
             member.is_replacement = False
         return decision.step
 
 
 @pytest.fixture
-def make_job(tmp_path, monkeypatch):
+def job(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "_LEAST_WORDS", 20)  # of 185, so that it takes some steps
-    jobs = []
-
-    def make():
-        jobs.append(Job(tmp_path / "job"))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.stop()
+    job = Job(tmp_path / "job")
+    yield job
+    job.stop()
 
 
 @pytest.fixture
@@ -198,9 +180,8 @@ def require_right(job, right, step):
         assert torch.equal(member.model["dense"].weight, expected.model["dense"].weight)
 
 
-def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
+def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(job, right):
     """Its lookups get what they need first, the rest comes in ranges; then all are protected."""
-    job = make_job()
     job.train_to(2)
     state = job.replace(LOST)
     job.train_to(state + 2)
@@ -225,9 +206,8 @@ def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
     require_right(job, right, 30)
 
 
-def test_who_waits_for_a_holder_hears_that_the_round_is_over(make_job, monkeypatch):
+def test_who_waits_for_a_holder_hears_that_the_round_is_over(job, monkeypatch):
     """Gloo does not end what waits for the rest of a message, though the connection has ended."""
-    job = make_job()
     job.train_to(2)
     waits = job.members[0]
     with monkeypatch.context() as amid_a_message:
@@ -237,8 +217,7 @@ def test_who_waits_for_a_holder_hears_that_the_round_is_over(make_job, monkeypat
             waits.train_to(4)
 
 
-def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(make_job, right):
-    job = make_job()
+def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(job, right):
     job.train_to(3)
     state = job.replace(LOST)
     replacement = job.members[LOST]
@@ -265,8 +244,7 @@ def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(make_
     require_right(job, right, state + 4)
 
 
-def test_rows_that_are_read_past_the_modules_end_the_step_and_are_rebuilt_first(make_job, right):
-    job = make_job()
+def test_rows_that_are_read_past_the_modules_end_the_step_and_are_rebuilt_first(job, right):
     job.train_to(3)
     state = job.replace(LOST)
     replacement = job.members[LOST]
@@ -296,27 +274,24 @@ def errors_of(job):
             errors.append(str(error))
             member.member.stop()
 
-    together(*(lambda m=member: train(m) for member in job.members))
+    together(*(partial(train, member) for member in job.members))
     return errors
 
 
-def test_a_peer_whose_rows_change_outside_its_optimizer_ends_the_rebuild(make_job):
-    job = make_job()
+def test_a_peer_whose_rows_change_outside_its_optimizer_ends_the_rebuild(job):
     job.train_to(8)  # PyTorch's counters are known then
     job.replace(LOST)
     with torch.no_grad():
         job.members[0].model["large"].weight[3] += 1.0
     with pytest.warns(UntrackedChangeWarning):
         errors = errors_of(job)
-    assert len([error for error in errors if "cannot be rebuilt from their peers" in error]) >= 1
+    assert any("cannot be rebuilt from their peers" in error for error in errors)
     assert job.members[LOST].member.has_spoiled_rows
-    assert (
-        "was changed outside its optimizer" in job.members[0].member.report(is_live=True).obstacle
-    )
+    said = job.members[0].member.report(is_live=True).obstacle
+    assert "was changed outside its optimizer" in said
 
 
-def test_damaged_parity_is_found_before_the_group_counts_as_protected(make_job):
-    job = make_job()
+def test_damaged_parity_is_found_before_the_group_counts_as_protected(job):
     job.train_to(3)
     job.stop()
     job.members[0].member._held.words[2] ^= 1
@@ -330,8 +305,7 @@ def test_damaged_parity_is_found_before_the_group_counts_as_protected(make_job):
 
 
 @pytest.mark.parametrize("unseen", [("large", "small"), ("small",)])
-def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(make_job, right, unseen):
-    job = make_job()
+def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(job, right, unseen):
     job.train_to(3)
     state = job.replace(LOST, unseen=unseen)
     replacement = job.members[LOST]

@@ -10,14 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cpr_ext.distributed.rendezvous import meeting as meeting_module
-from cpr_ext.distributed.rendezvous.meeting import (
-    FIND_SECONDS,
-    Claim,
-    Meeting,
-    SupersededError,
-    UnknownRoundError,
-)
+from cpr_ext.distributed.rendezvous import meeting as rules
+from cpr_ext.distributed.rendezvous.meeting import FIND_SECONDS, Claim, Meeting
 
 FOREVER = 1e9
 ROUNDS = 3
@@ -95,9 +89,9 @@ class World:
                     self.host.meet(claim, token, lease_seconds=FOREVER, visit=at, now=self.now)
                 else:
                     self.host.arrive(claim, visit=at, now=self.now)
-            except UnknownRoundError:
+            except rules.UnknownRoundError:
                 continue
-            except SupersededError:
+            except rules.SupersededError:
                 is_holder = self.roster and self.roster[process.rank] == process.name
                 if is_holder and process.name not in self.host._given_away:
                     raise FaultError(f"the holder {process.name} was refused") from None
@@ -260,7 +254,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_found(monkeypatch, mistake):
-    monkeypatch.setattr(meeting_module.Meeting, *MISTAKES[mistake])
+    monkeypatch.setattr(Meeting, *MISTAKES[mistake])
     cases = ((1, 0, 1, 1), (1, 1, 1), (0, 1, 1, 1), (0, 1, 1, 0, 1))
     with pytest.raises(FaultError):
         [explore(*limits) for limits in cases]

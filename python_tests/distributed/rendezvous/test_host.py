@@ -232,14 +232,11 @@ def test_it_listens_on_the_address_it_was_given_and_loopback_by_default(host):
 def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(host):
     connection = host.connection()
     for what, values in [
-        ("nothing", {}),
-        ("write", {}),
-        ("meet", {"rank": "x"}),
-        ("has", {"keys": 1, "prefix": ""}),
-        ("has", {"keys": [1], "prefix": ""}),
+        ("nothing", {}), ("write", {}), ("meet", {"rank": "x"}),
+        ("has", {"keys": 1, "prefix": ""}), ("has", {"keys": [1], "prefix": ""}),
         ("gather", {"keys": ["x"], "seconds": 0}),
         ("gather", {"keys": ["x"], "prefix": "", "seconds": "y"}),
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(Exception, match="not understood"):
             connection.ask(what, **values)
     ask_promptly(host)

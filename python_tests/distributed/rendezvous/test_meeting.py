@@ -18,13 +18,9 @@ def come(meeting, rank, token=None, *, now=0.0, visit=None, world_size=2, member
     """One process waits; by default each token is another process, but "again-" are the same."""
     token = token or f"token-{rank}"
     member = member or token.removeprefix("again-").replace("token-", "")
-    meeting.meet(
-        Claim(rank, world_size, member, who=f"the process of {token}", **shown),
-        token,
-        lease_seconds=LEASE,
-        visit=rank if visit is None else visit,
-        now=now,
-    )
+    claim = Claim(rank, world_size, member, who=f"the process of {token}", **shown)
+    visit = rank if visit is None else visit
+    meeting.meet(claim, token, lease_seconds=LEASE, visit=visit, now=now)
     return meeting.is_member(token)
 
 
@@ -35,7 +31,6 @@ def test_a_round_is_complete_once_all_wait():
     assert come(meeting, 0)
     assert meeting.is_member("token-1")
     first = meeting.round_id
-    assert first
     assert come(meeting, 0)  # one that asks again does not wait for the next round
     assert meeting.missing(2, 0.0) == [0, 1]
     # That one needs all of them again.
@@ -91,8 +86,7 @@ def test_of_two_processes_of_one_rank_the_second_is_refused_unless_the_first_is_
     for now in (2.5, 3.5, 4.5, 5.5, 6.4, 6.6):
         come(meeting, 1, "replacement", now=now)
     assert come(meeting, 0, now=6.7)
-    assert meeting.is_member("replacement")
-    assert not meeting.is_member("first")
+    assert [meeting.is_member(each) for each in ("replacement", "first")] == [True, False]
 
 
 def test_workers_that_disagree_on_their_number_are_told_so_and_epochs_grow_beyond_any_stores():
@@ -106,11 +100,10 @@ def test_workers_that_disagree_on_their_number_are_told_so_and_epochs_grow_beyon
     assert meeting.epoch == 8
 
 
-def met(world_size=2):
+def met():
     """A job in its first round: member "0" has rank 0, on connection 0."""
     meeting = Meeting()
-    for rank in range(world_size):
-        come(meeting, rank, world_size=world_size)
+    come(meeting, 0), come(meeting, 1)
     assert meeting.epoch == 1
     return meeting, {"epoch": 1, "roster": meeting.roster}
 
@@ -122,13 +115,11 @@ def test_who_holds_a_rank_is_named_and_who_was_replaced_is_told_so():
     assert not come(meeting, 1, "intruder", visit=9, now=1.0)
     assert meeting.held_by(Claim(1, 2, "intruder")) == "the process of token-1"
     assert come(meeting, 1, "again-1", now=1.0, **first)
-    assert meeting.is_member("replacement")
-    assert not meeting.is_member("intruder")
+    assert [meeting.is_member(each) for each in ("replacement", "intruder")] == [True, False]
     assert (meeting.epoch, meeting.roster) == (2, ("replacement", "1"))
     for now in (2.0, 100.0):
-        with pytest.raises(
-            SupersededError, match=r"worker 0 was replaced .* in round 1, and in a later"
-        ):
+        replaced = r"worker 0 was replaced .* in round 1, and in a later"
+        with pytest.raises(SupersededError, match=replaced):
             come(meeting, 0, "again-0", visit=11, now=now, **first)
     second = {"epoch": 2, "roster": meeting.roster}
     restarted = Meeting(knows_all_from=FIND_SECONDS)

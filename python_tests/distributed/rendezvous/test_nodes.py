@@ -11,12 +11,12 @@ def come(nodes, visit, *, machine=None, now=0.0, num_nodes=2, **more):
     nodes.attend(Agent(token, num_nodes, machine or f"machine {visit}", now, **more), visit)
 
 
-def three(**more):
-    """Agents, of which two have nodes."""
+def some(number, num_nodes=2):
+    """Agents, the first of which have the nodes."""
     nodes = Nodes()
-    for visit in range(3):
-        come(nodes, visit, now=visit, **more)
-    assert nodes.assign(3.0) == {0: 0, 1: 1}
+    for visit in range(number):
+        come(nodes, visit, num_nodes=num_nodes)
+    assert nodes.assign(0.0) == {visit: visit for visit in range(num_nodes)}
     return nodes
 
 
@@ -25,7 +25,7 @@ def returns(nodes, visit=3):
 
 
 def test_nodes_go_to_agents_as_they_come_and_the_others_stand_by():
-    nodes = three()
+    nodes = some(3)
     assert nodes.assign(4.0) == {}
     assert [nodes.node_of(f"agent {visit}") for visit in range(3)] == [0, 1, None]
     nodes.leave(1)
@@ -36,9 +36,7 @@ def test_nodes_go_to_agents_as_they_come_and_the_others_stand_by():
 
 
 def test_an_agent_that_returns_before_a_standby_came_keeps_its_node():
-    nodes = Nodes()
-    come(nodes, 0), come(nodes, 1)
-    nodes.assign(0.0)
+    nodes = some(2)
     nodes.leave(1)
     returns(nodes)
     assert nodes.assign(2.0) == {}
@@ -78,20 +76,14 @@ def test_a_fresh_machine_comes_before_a_crowded_one_which_waits_as_long_as_it_sa
 
 def test_nodes_of_those_that_are_cut_off_are_given_away_by_a_majority_only():
     for num_cut_off, given in ((1, 1), (2, 0)):
-        nodes = Nodes()
-        for visit in range(4):
-            come(nodes, visit, num_nodes=3)
-        nodes.assign(0.0)
+        nodes = some(4, num_nodes=3)
         for visit in range(num_cut_off):
             nodes.leave(visit, is_cut_off=True)
         assert len(nodes.assign(1.0)) == given
 
 
 def test_machines_that_vanished_and_were_replaced_count_no_more():
-    nodes = Nodes()
-    for visit in range(9):
-        come(nodes, visit)
-    nodes.assign(0.0)
+    nodes = some(9)
     for visit in range(7):  # one after the other, until two agents are left
         nodes.leave(visit, is_cut_off=True)
         assert len(nodes.assign(1.0)) == 1

@@ -5,10 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousConnectionError,
-    RendezvousParameters,
-)
+from torch.distributed.elastic.rendezvous import api
 
 from cpr_ext.distributed import torchrun
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
@@ -44,7 +41,7 @@ def agent_of(place, tmp_path, monkeypatch):
     def make(job, secret=SECRET):
         (tmp_path / "secret").write_text(secret)
         endpoint, conf = "{}:{}".format(*place), {"secret_file": str(tmp_path / "secret")}
-        made.append(CprRendezvous(RendezvousParameters("cpr", endpoint, job, 1, 2, **conf)))
+        made.append(CprRendezvous(api.RendezvousParameters("cpr", endpoint, job, 1, 2, **conf)))
         return made[-1]
 
     yield make
@@ -60,7 +57,7 @@ def test_who_waits_in_vain_names_the_missing_and_no_agent_starts_workers_again(p
         waits.join()
     while not agent.num_nodes_waiting():  # then torchrun ends its worker
         time.sleep(0.01)
-    with pytest.raises(RendezvousConnectionError, match="worker 1 waited 1 s at 127"):
+    with pytest.raises(api.RendezvousConnectionError, match="worker 1 waited 1 s at 127"):
         agent.next_rendezvous()
     # It waits no more: the others do not meet it.
     with pytest.raises(RendezvousError, match="for workers 1, 2, 3,"):
@@ -76,12 +73,7 @@ def test_the_same_error_again_and_again_is_counted(place):
 
 @pytest.mark.parametrize(
     ("code", "kills", "why"),
-    [
-        (-9, 1, "OOMKilled: by SIGKILL, as the"),
-        (-9, 0, "SIGKILL"),
-        (-11, 1, "SIGSEGV"),
-        (3, 1, "ex"),
-    ],
+    [(-9, 1, "OOMKilled: by SIGKILL, as"), (-9, 0, "SIGKILL"), (-11, 1, "SIGSEGV"), (3, 1, "ex")],
 )
 def test_what_torchrun_says_of_a_death_reaches_who_is_left(
     place, agent_of, monkeypatch, code, kills, why
@@ -110,7 +102,7 @@ def test_a_wrong_secret_is_an_error_with_the_remedy(place, agent_of, monkeypatch
     with pytest.raises(RendezvousError, match=r"refused this worker's secret; give .* the same"):
         stranger.join()
     assert not stranger.all_noted(["anything"])
-    with pytest.raises(RendezvousConnectionError, match="refused this worker's secret; give all"):
+    with pytest.raises(api.RendezvousConnectionError, match="refused this worker's secret; give"):
         agent_of("wrong", wrong).next_rendezvous()
     with pytest.raises(UsageError, match="the job has no secret"):
         seat(place, 0, "none", secret=None)

@@ -23,14 +23,9 @@ def connection(place, job="cpr", rank=0):
 
 def test_notes_are_there_for_all_workers_of_a_job_and_for_no_other(place):
     connection(place, "a").ask("write", key="folder/key", text="said")
-    for job, keys, are_there in (
-        ("a", ["folder/key"], True),
-        ("b", ["folder/key"], False),
-        ("a", ["folder/key", "two"], False),
-        ("a", [], True),
-    ):
-        found = connection(place, job).ask("has", **named(keys))
-        assert found["are_there"] == are_there
+    asked = ("a", ["folder/key"]), ("b", ["folder/key"]), ("a", ["folder/key", "two"]), ("a", [])
+    found = [connection(place, job).ask("has", **named(keys))["are_there"] for job, keys in asked]
+    assert found == [True, False, False, True]
 
 
 _connected = []  # members, whose rounds would be over without
@@ -56,8 +51,7 @@ def test_what_members_of_a_round_leave_in_its_store_is_there_for_its_members_onl
     store = RoundStore(connection(place, "rounds"), first)
     store.set("key", b"\x00\xff")
     assert store.get("key") == b"\x00\xff"
-    assert store.check(["key"])
-    assert not store.check(["key", "other"])
+    assert [store.check(keys) for keys in (["key"], ["key", "other"])] == [True, False]
     second = RoundStore(connection(place, "rounds"), meet(place, 0, "two", "rounds"))
     assert not second.check(["key"])
     assert not store.check(["key"])  # nobody is in that round any more
@@ -122,9 +116,8 @@ def failure_of(store):
 def test_a_host_that_does_not_answer_is_an_error_of_torchs_kind():
     with listen("127.0.0.1", 0) as nobody:
         host = connection(nobody.getsockname())
-        host.ask = lambda what, **values: HostConnection.ask(
-            host, what, **{**values, "limit_seconds": 0.2}
-        )
+        ask = host.ask
+        host.ask = lambda what, **values: ask(what, **{**values, "limit_seconds": 0.2})
         with pytest.raises(dist.DistNetworkError, match="does not answer: timed out"):
             RoundStore(host, "round").get("key")
 

@@ -1,12 +1,165 @@
-"""The parity protocol with rows that something else than their optimizer changes."""
+"""Smaller models of the parity protocol, and models of what else a worker does meanwhile."""
 
 from cpr_ext.distributed.collective.recovery_decision import Rebuild
+from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.placement import part_held
-from python_tests.distributed.parity.exploration import FaultError, State, with_worker
-from python_tests.distributed.parity.reduction import LockStepModel
+from cpr_ext.distributed.parity.protocol import PARITY
+from python_tests.distributed.parity.exploration import (
+    TORN,
+    FaultError,
+    Memory,
+    Model,
+    replaced,
+    with_worker,
+)
 
 GONE = 1 << 30  # in place of a state: what a hand wrote went with its worker
 HAND = 0x3C3C3C3C  # what a hand changes in a worker's rows
+
+
+class SilentModel(Model):
+    """The events of a job, without acknowledgements: fewer states that stand for all.
+
+    An acknowledgement only permits changes. No loss can tell whether it came. It comes at once; and
+    where all return to a state, it is forgotten.
+    """
+
+    def next_states(self, state):
+        for other in super().next_states(state):
+            yield other if other is None else self.silenced(other)
+
+    def first(self):
+        return self.silenced(super().first())
+
+    def silenced(self, state):
+        """Let everything be acknowledged that may be; forget it where all return to a state."""
+        if state.goal is not None:
+            forgotten = tuple(w._replace(acknowledged=0) for w in state.workers)
+            return state._replace(workers=forgotten)
+        for rank, worker in enumerate(state.workers):
+            if (step := self._newest_acknowledged(state, rank)) != worker.acknowledged:
+                state = with_worker(state, rank, worker._replace(acknowledged=step))
+        return state
+
+    def _newest_acknowledged(self, state, rank):
+        w = state.workers[rank]
+        step = w.acknowledged
+        while step < w.own.newest and all(
+            self.may_acknowledge(state.workers[holder], holder, rank, step + 1)
+            for holder in self.others(rank)
+        ):
+            step += 1
+        return step
+
+
+class LockStepModel(SilentModel):
+    """Deltas as running workers exchange them: a holder applies those of all members, or none.
+
+    ``Sender`` holds a lock while it does, and nobody asks for a worker's state meanwhile.
+    """
+
+    def arrive(self, state, member, holder):
+        if member != self.others(holder)[0]:
+            return None
+        step = state.workers[holder].held[0].next
+        if any(state.workers[rank].own.newest < step for rank in self.group_of[holder]):
+            return None
+        for other in self.others(holder):
+            state = super().arrive(state, other, holder)
+        return state
+
+
+class ServingModel(Model):
+    """A worker trains while it is rebuilt: lost parts are decoded one by one, at any moment, and
+    then the parity that it held. A step looks up, and changes, one part of each worker's rows.
+    """
+
+    def __init__(self, groups, steps, losses, the_rules=None):
+        super().__init__(groups, steps, losses, the_rules, behind=True)
+        for values in self.values.values():
+            for step in range(1, steps + 1):
+                part = self.part_of(step, len(values[0]))
+                values[step] = replaced(values[step - 1], part, values[step][part])
+
+    @staticmethod
+    def part_of(step, parts):
+        """The part that a step changes."""
+        return step % parts
+
+    def first(self):
+        state = super().first()
+        return state._replace(workers=tuple(w._replace(is_encoded=True) for w in state.workers))
+
+    def lose(self, state, rank):
+        """A worker that lacks rows counts as lost whenever another one is."""
+        for other, w in enumerate(state.workers):
+            if w.missing and self.rules.counts_as_lost:
+                gone = Memory(None, False, 0, (0,) * len(w.parts), 0, ())
+                state = with_worker(state, other, gone)
+        return super().lose(state, rank)
+
+    def decode(self, state, group, lost):
+        parts = state.workers[lost].parts
+        begun = state.workers[lost]._replace(
+            own=protocol.begin(state.goal), missing=frozenset(range(len(parts)))
+        )
+        return with_worker(state, lost, begun)
+
+    def train(self, state):
+        for rank, w in enumerate(state.workers):
+            for part in w.missing:
+                if (decoded := self.decode_part(state, rank, part)) is not None:
+                    yield decoded
+        yield from super().train(state)
+
+    def arrive(self, state, member, holder):
+        """Deltas are traded when all members have completed a step: else one that waits for rows
+        would never see parity of one state."""
+        step = state.workers[holder].held[self.others(holder).index(member)].next
+        members = [state.workers[rank] for rank in self.group_of[holder]]
+        if self.rules.trades_together and any(w.own.newest < step for w in members):
+            return None
+        return super().arrive(state, member, holder)
+
+    def decode_part(self, state, lost, part):
+        holder = self._holders[lost][part]
+        held = dict(zip(self.others(holder), state.workers[holder].held, strict=False))
+        if (at := self.rules.state_of_parity(held)) is None:
+            return None
+        group, value = self.group_of[lost], 0
+        for rank in group:
+            given = self.rules.contribution(group, rank, holder, lost)
+            if given == PARITY:
+                value ^= state.workers[rank].parity
+            elif given is not None:
+                value ^= self.part_at(state.workers[rank], rank, at)[given]
+        w = state.workers[lost]
+        if value != self.values[lost][w.own.newest][part]:
+            raise FaultError(f"a part was decoded that is not the one of state {w.own.newest}")
+        known = w._replace(parts=replaced(w.parts, part, value), missing=w.missing - {part})
+        return with_worker(state, lost, known)
+
+    def part_at(self, w, rank, state):
+        """A worker's parts as of a state, without changing them."""
+        if not self.rules.reads_before:
+            return w.parts
+        parts = self.values[rank][w.own.newest] if w.is_changing else w.parts
+        for step in self.rules.undo_order(w.own, state):
+            was, now = self.values[rank][step], self.values[rank][step - 1]
+            parts = tuple(p ^ a ^ b for p, a, b in zip(parts, was, now, strict=True))
+        return parts
+
+    def changed(self, rank, w, step):
+        """A worker's memory in the middle of a step; None: it needs a part that is missing."""
+        part = self.part_of(step, len(w.parts))
+        if part in w.missing and self.rules.waits_for_rows:
+            return None
+        return w._replace(is_changing=True, parts=replaced(w.parts, part, w.parts[part] ^ TORN))
+
+    def completed(self, rank, w, step):
+        """A worker's parts after a step."""
+        now = self.values[rank][step]
+        return tuple(p if n in w.missing else now[n] for n, p in enumerate(w.parts))
 
 
 class HandModel(LockStepModel):
@@ -127,7 +280,7 @@ class HandModel(LockStepModel):
         if not is_rebuilt and not any(report.obstacle for report in reports):
             super().require_excuse(state, obstacle)
 
-    def check(self, state: State):
+    def check(self, state):
         if state.goal is not None:
             return
         for rank, w in enumerate(state.workers):
