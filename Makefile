@@ -63,7 +63,8 @@ collect: build
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
-	$(BIN)/python -m pytest python_tests/integrations/test_torchrec_matrix.py -m long
+	$(BIN)/python -m pytest -m long python_tests/integrations/test_torchrec_matrix.py \
+	  python_tests/integrations/test_torchrec_pipelines.py
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 SECONDS ?= 3600

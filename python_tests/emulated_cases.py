@@ -135,13 +135,6 @@ def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path
     other.checkpointer.close()
 
 
-def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tmp_path):
-    emulator.fail_call("cudaMalloc", 1)
-    with pytest.warns(UserWarning, match=r"device 0 has no memory for 2 staging slots of 8388608"):
-        [stager] = cuda.make_stagers([0], slot_bytes=8 << 20, num_slots=2)
-    assert stager.slot_bytes == 4 << 20
-
-
 def test_memory_of_a_snapshot_serves_the_next_and_is_given_back_in_the_end(tmp_path):
     cuda.trim_memory([0])
     before = emulator.pooled_bytes()

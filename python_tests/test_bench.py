@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.wings.lab.emulation.machine import code_digests
 from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,33 +228,3 @@ def test_a_target_is_met_only_if_its_worst_value_meets_it(
     found = finding_of(write_results(tmp_path, tracking_overhead=rows), "step with tracking")
     assert found.measured == f"{ratio:.3f}x batch 128, 1.000x batch 2048"
     assert found.verdict == verdict
-
-
-def machine(commit: str = "abc1234", date: str = "2026-11-24T10:00:00", **code: str) -> Any:
-    noted = " ".join(f"{folder}:{digest}" for folder, digest in code.items())
-    return {"commit": commit, "date": date, "code": noted}
-
-
-def test_a_figure_is_of_todays_code_if_all_that_it_measures_is_as_it_was() -> None:
-    figures = load("figures")
-    now = {"csrc": "1", "saving": "2", "policy": "3"}
-    same, other = machine(csrc="1", saving="2"), machine(csrc="1", saving="9")
-    without = {"commit": "abc1234", "date": "2026-11-21"}
-    for machines, folders, is_current in (
-        ([same], ["csrc", "saving"], True),
-        ([other], ["csrc"], True),
-        ([other], ["csrc", "saving"], False),
-        ([same, other], ["saving"], False),
-        ([same, without], ["csrc"], False),
-        ([same], ["policy"], False),
-        ([], ["csrc"], False),
-    ):
-        assert figures.is_of_code(machines, folders, now) == is_current
-
-
-def test_every_result_names_folders_that_there_are() -> None:
-    figures = load("figures")
-    assert {path.stem for path in (BENCH / "results").glob("*.json")} <= figures.MEASURES.keys()
-    folders = code_digests()
-    for name, measures in figures.MEASURES.items():
-        assert set(measures) <= folders.keys(), name

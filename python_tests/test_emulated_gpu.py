@@ -33,7 +33,7 @@ def test_promises_hold_for_tables_on_a_gpu(files):
             *("-p", "no:cacheprovider", "-p", "no:xdist"),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CPR_EXT_HYPOTHESIS": "sanitize"},
         capture_output=True,
         text=True,
         timeout=580,

@@ -79,40 +79,6 @@ def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path):
     assert not left.exists()
 
 
-# --- what a machine lacks ---
-
-
-# --- the parts that there are ---
-
-
-@pytest.mark.parametrize("parts", ["PARTS", "EMULATED_PARTS"])
-def test_the_parts_of_the_driver_are_what_there_is(parts):
-    """Files that they name exist; each ends within nine minutes, on a GPU with the build."""
-    found = getattr(parts_of, parts)
-    build = found[0]
-    assert [part.name for part in found] == [part.name for part in parts_of.PARTS]
-    for part in found:
-        with_build = part.limit_seconds + (build.limit_seconds if part is not build else 0)
-        assert part.limit_seconds <= parts_of.MOST_SECONDS
-        assert parts == "EMULATED_PARTS" or with_build <= parts_of.MOST_SECONDS
-        for word in part.command.replace("'", "").split():
-            if word.endswith((".py", ".sh")) or word.startswith("python_tests/"):
-                assert (ROOT / word).exists(), word
-    assert set(build.modules) >= {"setuptools", "pybind11"}
-
-
-def test_every_test_of_a_gpu_is_in_a_part():
-    """A file that has the marker, or what gives it, is named by a part, or its folder is."""
-    commands = " ".join(part.command for part in parts_of.PARTS).split()
-    for path in (ROOT / "python_tests").rglob("test_*.py"):
-        text = path.read_text()
-        marked = "mark.gpu" in text or "@on_devices" in text or "backends.DEVICE_NAMES" in text
-        if not marked or path.name == "test_gpu_driver.py":
-            continue
-        name = path.relative_to(ROOT).as_posix()
-        assert any(name == word or name.startswith(f"{word}/") for word in commands), name
-
-
 def main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
     return gpu.main()

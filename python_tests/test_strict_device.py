@@ -25,7 +25,7 @@ def run(*arguments):
             *("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CPR_EXT_HYPOTHESIS": "sanitize"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CPR_EXT_HYPOTHESIS": "threads"},
         capture_output=True,
         text=True,
         timeout=580,

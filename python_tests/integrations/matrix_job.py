@@ -39,6 +39,7 @@ POOLED_ONLY = {"grid", "planner", "data_parallel"}
 MOST_RANKS, BATCHES = 4, 6
 SAVED_STEPS, LOST_STEPS, MORE_STEPS = 3, 1, 2
 OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
+COUNTING = OPTIONS | {"priority": cpr_ext.MostFrequentlyUsed(1.0)}
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,16 @@ def train(folder, rank, batch):
         at.mkdir(exist_ok=True)
         join(at / "meeting-old", rank, cell.old_ranks)
         parallel, optimizer = build(cell, cell.old_plan, cell.old_ranks, seed=0)
-        options = {**OPTIONS, "save_at_close": False, "make": make_checkpointer}
+        options = {"save_at_close": False, "make": make_checkpointer, **COUNTING}
         ckpt = open_checkpointer(parallel, optimizer, at / f"old-{rank}", **options)
         alive.append(ckpt)
-        train_steps(parallel, optimizer, ckpt, SAVED_STEPS)
+        train_steps(parallel, optimizer, ckpt, 1)
+        ckpt.wait()  # the base, which takes the lookups of the first step
+        train_steps(parallel, optimizer, ckpt, SAVED_STEPS - 1)
+        counts = [torch.tensor(ckpt._trackers[t.name].counts()).long() for t in ckpt.tables]
         ckpt.save("base").wait_until_done()
-        torch.save(held(parallel, optimizer, ckpt), at / f"truth-{rank}.pt")
+        found = {**held(parallel, optimizer, ckpt), "counts": counts}
+        torch.save(found, at / f"truth-{rank}.pt")
         train_steps(parallel, optimizer, ckpt, LOST_STEPS)
         dist.destroy_process_group()
     os.kill(os.getpid(), signal.SIGKILL)

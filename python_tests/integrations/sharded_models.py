@@ -59,7 +59,7 @@ NAMES = {
     **{name: f"bags.embedding_bags.{name}" for name in POOLED},
     **{name: f"sequences.embeddings.{name}" for name in SEQUENCE},
 }
-PLANS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "mixed", "first_rank")
+PLANS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "mixed")
 FUSED = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 LEARNING_RATE = 0.1
 SAMPLES = 4
@@ -187,7 +187,6 @@ def _cut(plan, table, hosts):
         plan = "table_wise"
     return {
         "table_wise": lambda: table_wise(rank=number % (last + 1)),
-        "first_rank": lambda: table_wise(rank=0),  # the others have no tables
         "row_wise": row_wise,
         "column_wise": lambda: column_wise(ranks=[0, last]),
         "table_row_wise": lambda: table_row_wise(host_index=number % hosts),

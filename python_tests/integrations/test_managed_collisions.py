@@ -9,7 +9,6 @@ from python_tests.helpers import assert_same, flip, open_checkpointer
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from torchrec import JaggedTensor
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
 
@@ -72,18 +71,6 @@ def test_damaged_stores_of_another_number_of_ranks_change_nothing(job, tmp_path)
     assert_same(buffers_of(job.model), before)
     assert job.rows() == {}
     job.ckpt.close()
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("job", [1], indirect=True)
-def test_a_new_directory_takes_the_store_of_as_many_ranks(job, tmp_path):
-    store = job[1] / "partial-0"
-    old, new = ManagedJob(store, seed=3), ManagedJob(tmp_path, seed=4)
-    old.ckpt.recover()
-    new.ckpt.recover(from_store=[store])
-    assert new.rows() == old.rows() != {}
-    old.ckpt.close()
-    new.ckpt.close()
 
 
 @pytest.mark.usefixtures("alone")
@@ -204,18 +191,6 @@ def test_modules_and_policies_that_are_not_known_are_refused_by_name(tmp_path):
     alone = torch.nn.Sequential(Model("lru").bags._managed_collision_collection, model.linear)
     with pytest.raises(UsageError, match="which table it gives rows of is not known"):
         make_checkpointer(alone, optimizer, tmp_path)
-
-
-def test_no_cpu_operator_trains_collisions_by_hash():
-    """As docs/keyed.md says; once there is one, they can be supported."""
-    module = HashZchManagedCollisionModule(
-        zch_size=SLOTS["a"], device=torch.device("cpu"), total_num_buckets=2, max_probe=4
-    )
-    ids = torch.arange(8)
-    features = {"a0": JaggedTensor(ids, lengths=torch.ones_like(ids))}
-    module.eval().remap(features)
-    with pytest.raises(RuntimeError, match="Expected readonly to be true"):
-        module.train().remap(features)
 
 
 def test_a_map_that_gives_a_slot_twice_fails_the_snapshot(tmp_path):

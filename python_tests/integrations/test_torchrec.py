@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_tests.helpers import assert_same, run_python
+from python_tests.helpers import run_python
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
@@ -85,31 +85,6 @@ def test_a_table_without_a_row_on_this_rank_is_passed_over():
             lookup._emb_modules[0].config.embedding_tables[0].local_rows = 0
     found = {table.part.table for table in sharded_tables(find_kernels(parallel))}
     assert found == set(NAMES.values()) - {NAMES["a"], NAMES["s"]}
-
-
-@given(data=st.data())
-@settings(max_examples=8)
-def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
-    plan, fused = data.draw(st.sampled_from(PLANS)), data.draw(st.sampled_from(sorted(FUSED)))
-    store = tmp_path_factory.mktemp("store") / "rank-0"
-    num_shards = data.draw(st.integers(1, 3))
-    parallel, optimizer = sharded(plan, fused)
-    with opened(parallel, optimizer, store, num_shards=num_shards) as checkpointer:
-        for steps in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
-            train(parallel, optimizer, checkpointer, steps)
-            checkpointer.save(data.draw(st.sampled_from(["partial", "base"])))
-            checkpointer.wait()
-        saved, step, dense = held(checkpointer), checkpointer.step_count, dense_of(parallel)
-        moments = str(optimizer.optimizers[-1][1].state_dict())
-        train(parallel, optimizer, checkpointer, data.draw(st.integers(0, 2)))
-
-    parallel, optimizer = sharded(plan, fused, seed=1)
-    with opened(parallel, optimizer, store, num_shards=num_shards) as checkpointer:
-        train(parallel, optimizer, None, data.draw(st.integers(0, 1)))  # in place of any state
-        assert checkpointer.recover().step == step
-        assert same_tables(held(checkpointer), saved)
-        assert_same(dense_of(parallel), dense)
-        assert str(optimizer.optimizers[-1][1].state_dict()) == moments
 
 
 def test_only_passes_that_can_change_rows_are_counted(tmp_path):
@@ -273,45 +248,6 @@ def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):
                 assert torch.equal(array[:begin], before[name][:begin])
                 assert torch.equal(array[end:], before[name][end:])
         assert report.rows_stale > 0
-
-
-def test_learning_rate_and_steps_of_fused_optimizers_come_back(tmp_path):
-    parallel, optimizer = sharded("mixed", "rowwise_adagrad")
-    with opened(parallel, optimizer, tmp_path) as checkpointer:
-        train(parallel, optimizer, checkpointer, 3)
-        for group in parallel.fused_optimizer.param_groups:
-            group["lr"] = 0.025
-        train(parallel, optimizer, checkpointer, 1)
-        checkpointer.save("base").wait_until_done()
-    parallel, optimizer = sharded("mixed", "rowwise_adagrad")
-    with opened(parallel, optimizer, tmp_path) as checkpointer:
-        checkpointer.recover()
-        optimizer.step()  # tells the operators the rates of the parameter groups
-        for kernel in kernels_of(parallel):
-            assert kernel.get_learning_rate() == pytest.approx(0.025)
-            assert (int(kernel.iter), int(kernel.iter_cpu)) == (4, 4)
-
-
-def test_state_by_row_has_no_bits_for_columns_cut_anew_and_becomes_their_mean(tmp_path):
-    """Which mean, and of which columns, the matrix of plans says."""
-    parallel, optimizer = sharded("column_wise", "rowwise_adagrad")
-    with opened(parallel, optimizer, tmp_path / "old") as checkpointer:
-        train(parallel, optimizer, checkpointer, 3)
-        checkpointer.save("base").wait_until_done()
-        trained = held(checkpointer)
-    parallel, optimizer = sharded("table_wise", "rowwise_adagrad", seed=1)
-    with opened(parallel, optimizer, tmp_path / "new") as checkpointer:
-        before = held(checkpointer)
-        with pytest.raises(StoreError, match="has one value for the columns"):
-            checkpointer.recover(from_store=[tmp_path / "old"])
-        assert same_tables(before, held(checkpointer))
-        report = checkpointer.recover(from_store=[tmp_path / "old"], strict=False)
-        assert len(report.differences) == 2 * len(TABLES)
-        for name, arrays in held(checkpointer).items():
-            halves = [value for key, value in trained[name].items() if key != "weight"]
-            [joined] = [value for key, value in arrays.items() if key != "weight"]
-            assert torch.equal(joined, 0.5 * halves[0] + 0.5 * halves[1])
-            assert torch.equal(arrays["weight"], trained[name]["weight"])
 
 
 class Decaying(OptimizerWrapper):

@@ -73,21 +73,6 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp
         assert re.findall(r"after step \d+: (\d+) samples lost", printed) == ["0"], said
 
 
-def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):
-    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", *EXAMPLE]
-    for steps, expected in ((60, [0, 50]), (110, [100])):
-        job = start([*torchrun, "--steps", str(steps)], tmp_path)
-        try:
-            printed, told = job.communicate(timeout=_WAIT_SECONDS)
-        finally:
-            job.kill()
-            job.wait()
-        assert job.returncode == 0, told
-        # The first run saved every 20 steps, the second resumes after its last snapshot.
-        assert list(losses(printed))[-len(expected) :] == expected
-        assert (0 in losses(printed)) == (steps == 60)
-
-
 def sequence(directory, *command):
     arguments = [*command, ROOT / "examples/torchrec_sequence.py", "--items", "500"]
     return start([*arguments, "--steps", "104", "--store", "stores"], directory)

@@ -1,13 +1,19 @@
-"""Jobs that are killed and resumed under any other plan, with any number of ranks from 1 to 4."""
+"""Jobs that are killed and resumed under any other plan, with any number of ranks from 1 to 4.
+
+What their ranks counted and saved is checked too: the lookups of all ranks in the rows of each, and
+that their stores are exported as the gathered model.
+"""
 
 import os
 import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
+from cpr_ext.wings.tools.maintenance import export
 from python_tests.distributed.losses import long
 from python_tests.helpers import assert_same
 from python_tests.integrations import matrix_job
@@ -18,6 +24,7 @@ from python_tests.integrations.matrix_job import (
     cells_of,
     whole,
 )
+from python_tests.integrations.sharded_models import NAMES, lookups_of, whole_tables
 
 pytestmark = pytest.mark.timeout(600)
 JOB = matrix_job.__name__
@@ -51,6 +58,8 @@ def check(cell, directory):
         [torch.load(directory / f"{name}-{n}.pt", weights_only=False) for n in range(number)]
         for name, number in (("truth", cell.old_ranks), ("resumed", cell.new_ranks))
     )
+    check_counts(truths, cell.old_ranks)
+    check_export(truths, [directory / f"old-{n}" for n in range(cell.old_ranks)], directory / "out")
     expected, found = whole(truths), whole([result["recovered"] for result in results])
     assert expected.keys() == found.keys()
     for table, arrays in found.items():
@@ -62,6 +71,37 @@ def check(cell, directory):
             truth = truths[0][kind]
             assert_same({name: result["recovered"][kind][name] for name in truth}, truth)
         assert_same(result["ended"], result["ended_by_hand"])
+
+
+def check_counts(truths, world_size):
+    """Lookups since the first step, whose base took its own."""
+    expected = lookups_of(range(1, SAVED_STEPS), world_size)
+    tables = {name: table for table, name in NAMES.items()}
+    for truth in truths:
+        for (part, _), counts in zip(truth["parts"], truth["counts"], strict=True):
+            assert torch.equal(counts, expected[tables[part.table]][slice(*part.rows)]), part
+
+
+def check_export(truths, stores, out):
+    report = export(stores, out)
+    assert (report.step, report.notes) == (SAVED_STEPS, ())
+    weights = {f"{name}.weight": arrays["weight"] for name, arrays in whole(truths).items()}
+    assert_same(load_file(out / "model.safetensors"), {**truths[0]["dense"], **weights})
+    tables = whole_tables([part for truth in truths for part in truth["parts"]])
+    states = {
+        exported_name(name, state, arrays): array
+        for name, arrays in tables.items()
+        for state, array in arrays.items()
+        if state != "weight"
+    }
+    rows = load_file(out / "optimizer_rows.safetensors")
+    assert_same({name: rows[name] for name in states}, states)
+
+
+def exported_name(name, state, arrays):
+    """``sum[0:8]`` of ``whole_tables`` is ``sum`` where that is of all columns."""
+    is_whole = state.endswith(f"[0:{arrays['weight'].shape[1]}]")
+    return f"{name}.weight.{state.partition('[')[0] if is_whole else state}"
 
 
 def taken(arrays, name):

@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from torchrec.streamable import Pipelineable
 
+from python_tests.distributed.losses import long
 from python_tests.integrations.sharded_models import (
     ALONE,
     PooledDlrm,
@@ -38,6 +39,7 @@ PIPELINES = {
     "TrainPipelineSparseDistCompAutograd": {},
     "StagedTrainPipeline": {},
 }
+COMPILED = ("TrainPipelinePT2", "TrainPipelineSparseDistCompAutograd")  # a minute each
 
 
 class NoStream:
@@ -139,7 +141,7 @@ def start(kind, seed):
     return parallel, optimizer, train_step
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", [long(kind) if kind in COMPILED else kind for kind in PIPELINES])
 def test_a_job_in_a_pipeline_resumes_as_it_was(tmp_path, kind):
     """Of the pipeline that applies a batch late, the state is that of the batches applied."""
     # It applies the dense part of a batch after it has looked up the next one.

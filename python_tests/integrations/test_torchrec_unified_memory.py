@@ -1,4 +1,4 @@
-"""Tables of FBGEMM in unified memory, with a cache of rows on the GPU and without.
+"""Tables of FBGEMM in a GPU's memory, and in unified memory with a cache of rows and without.
 
 No GPU is needed. The operators are FBGEMM's for the CPU. ``CachedOperator`` gives one the memory
 of an operator for a GPU: rows that training looks up are newer in a cache until it is flushed.
@@ -35,7 +35,8 @@ from python_tests.integrations.sharded_models import (
 )
 
 pytestmark = ALONE
-MANAGED, CACHED = EmbeddingLocation.MANAGED, EmbeddingLocation.MANAGED_CACHING
+DEVICE, MANAGED = EmbeddingLocation.DEVICE, EmbeddingLocation.MANAGED
+CACHED = EmbeddingLocation.MANAGED_CACHING
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +65,11 @@ class CachedOperator:
                 continue
             host = getattr(operator, f"{name}_host").detach()
             setattr(operator, f"{name}_physical_placements", [int(location)] * len(placements))
-            delattr(operator, f"{name}_uvm")
+            memory = f"{name}_dev" if location == DEVICE else f"{name}_uvm"
+            delattr(operator, memory)
             # State is never cached. Without a cache neither are weights.
             is_cached = name == "weights" and location == CACHED
-            operator.register_buffer(f"{name}_uvm", host.clone() if is_cached else host)
+            operator.register_buffer(memory, host.clone() if is_cached else host)
         if location == CACHED:
             operator.flush, operator.reset_cache_states = self.flush, self.rows.clear
             operator.register_forward_pre_hook(self._look_up, with_kwargs=True)
@@ -185,7 +187,7 @@ def check_lost_shards(store, plan, fused, location):
 CHECKS = [check_saving, check_recovery, check_lost_shards]
 
 
-@pytest.mark.parametrize("location", [MANAGED, CACHED])
+@pytest.mark.parametrize("location", [DEVICE, MANAGED, CACHED])
 @pytest.mark.parametrize(("plan", "fused"), [("mixed", "rowwise_adagrad"), ("table_wise", "sgd")])
 @pytest.mark.parametrize("check", CHECKS)
 def test_rows_are_those_of_a_model_in_other_memory(tmp_path, check, plan, fused, location):
@@ -251,6 +253,20 @@ def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):
         checkpointer.check()
         train(parallel, optimizer, checkpointer, 1)
         assert [each.num_flushes for each in caches] == [count + 1 for count in before]
+
+
+def test_rows_that_moved_or_lie_in_an_unknown_place_are_refused_by_name(tmp_path):
+    parallel, _, caches = cached("mixed", location=DEVICE)
+    tables = sharded_tables(find_kernels(parallel))
+    for each in caches:  # within the GPU
+        each.operator.weights_dev = each.operator.weights_dev.clone()
+    with pytest.raises(UsageError, match="was moved to other memory"):
+        tables[0].arrays()
+    parallel, optimizer, _ = cached("table_wise", location=EmbeddingLocation.MTIA)
+    refusal = r"'\S+embedding\S+': EmbeddingLocation.MTIA: an unknown place.* 'fused'"
+    with pytest.raises(UsageError, match=refusal):
+        opened(parallel, optimizer, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 def test_prefetching_and_a_cache_of_another_precision_are_refused(tmp_path):

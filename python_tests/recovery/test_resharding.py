@@ -147,6 +147,7 @@ def test_what_has_no_state_in_common_or_is_damaged_is_refused_or_falls_back_as_a
     with holder.checkpointer(tmp_path / "new") as checkpointer:
         for options, error, told in (
             ({"from_store": []}, UsageError, "empty list"),
+            ({"from_store": [*stores, stores[1]]}, StoreError, "is in two of the stores"),
             ({"from_store": stores, "mode": "full"}, StoreError, "no step at which every one of"),
             ({"from_store": stores, "on_damage": "raise"}, DamageError, "-base"),
         ):

@@ -226,16 +226,3 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, when_busy, w
     _, found = recovered(run, tmp_path)
     assert snapshot.state == "committed"
     assert torch.equal(found[:2000], run.model.weight[:2000])
-
-
-def test_a_device_that_fails_while_it_copies_costs_that_snapshot_only(tmp_path, monkeypatch):
-    run = start(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshot_rows, "_gathered", lambda *given: 1 / 0)
-        with pytest.warns(UserWarning, match="training continues: division by zero"):
-            begin(run)
-    assert len(run.checkpointer.metrics.failures) == 1
-    run.checkpointer.save("partial")
-    expected = run.model.weight.detach().clone()
-    _, found = recovered(run, tmp_path)
-    assert torch.equal(found, expected), "rows of the failed snapshot were forgotten"

@@ -1,7 +1,5 @@
 """What a run tells of its losses: row updates, against a plain recount from files; PLS."""
 
-import logging
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,24 +88,3 @@ def test_running_pls_is_of_the_job_if_its_length_is_known_else_of_the_samples_so
             run.train(10)
             pls = checkpointer.metrics.portion_of_lost_samples
             assert pls == pytest.approx(180 / ((total or 200) * NUM_SHARDS))
-
-
-def test_the_schedule_plans_with_what_the_run_measures(tmp_path, caplog):
-    # A failure every 1.8 s: all rows in turn every 2 * 0.05 * 3 * 1.8 = 0.54 s, a tenth at a time.
-    schedule = cpr_ext.TargetPLS(0.05, mtbf_hours=1.8 / 3600)
-    priority = cpr_ext.MostFrequentlyUsed(0.1)
-    options = {"num_shards": NUM_SHARDS, "priority": priority}
-    with caplog.at_level(logging.INFO, "cpr_ext"):
-        run = Trained(tmp_path, schedule=schedule, **options)
-        assert schedule.interval_hours == pytest.approx(0.054 / 3600)
-        assert schedule.plan is None
-        with run.checkpointer as checkpointer:
-            while checkpointer.metrics.partial_snapshots < 3:
-                run.train(1)
-            seconds = checkpointer.recover(shards=[2]).seconds
-            measured = schedule.plan.costs
-            stall_hours = checkpointer.metrics.stall_seconds / 3600
-            assert 0 < measured.save_hours < 20 * stall_hours
-            assert measured.load_shard_hours == pytest.approx(seconds / 3600, rel=0.26)
-            assert schedule.plan.strategies[4].expected.overhead.save_hours > 0
-    assert "TargetPLS(0.05): a snapshot every 0.054 s" in caplog.text

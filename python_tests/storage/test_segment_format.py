@@ -153,22 +153,6 @@ def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
                 assert same_bits(tensor[~saved], torch.full_like(tensor, 1)[~saved])
 
 
-def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
-    weight = torch.zeros(4096, 4)
-    capture = capture_of(tmp_path, [source("a", {"weight": weight}, begin=0)], 16 << 10)
-    step = 0
-    while capture.is_capturing:
-        step += 1
-        weight.fill_(step)
-        capture.capture(step, max_bytes=1, wait_for_slot=True)
-    record = capture.finish(num_samples=1)
-    chunks = read_chunks(tmp_path / record.file)
-    assert [chunk.step for chunk in chunks] == list(range(1, 5))
-    for chunk in chunks:
-        assert (chunk.arrays["weight"] == chunk.step).all()
-    assert (record.first_step, record.last_step) == (1, 4)
-
-
 def test_the_planned_header_holds_the_longest_possible_steps(tmp_path):
     rows = source("a", {"weight": torch.ones(5000, 3)}, row_ids=np.arange(5000))
     path, record = write(tmp_path, [rows], slot_bytes=32 << 10, step=2**63 - 1)

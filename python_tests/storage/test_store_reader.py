@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.storage.job_stores import find_stores
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.storage import records
 from python_tests.wings.tools.maintenance.stores import trained_store
@@ -25,6 +26,15 @@ def test_segments_elsewhere_are_not_followed(store, tmp_path):
     reader = StoreReader(copy)
     with pytest.raises(DamageError, match="segments"):
         reader.open(reader.newest())
+
+
+def test_one_store_is_no_job_of_several_and_no_stores_are_none(store):
+    assert find_stores(store).stores == (store,)
+    assert find_stores([store]).stores == (store,)
+    with pytest.raises(StoreError, match="is one store, not a job of 3 workers"):
+        find_stores(store, world_size=3)
+    with pytest.raises(StoreError, match="the list of stores is empty"):
+        find_stores([])
 
 
 def test_a_reader_refuses_what_is_not_there(store):

@@ -97,17 +97,6 @@ def test_any_tables_come_back_and_the_file_is_as_predicted(
     _assert_restored(tables, targets)
 
 
-@pytest.mark.parametrize("gap", [0, 1, 4])
-def test_a_range_of_rows_that_do_not_follow_each_other_comes_back(tmp_path, gap):
-    rows = np.arange(4000, dtype=np.uint16).view(np.uint8).reshape(500, 16)[:, gap:]
-    segment = segments.write_segment(tmp_path / "s", [Table("t", {"a": rows}, range_rows=500)])
-    assert segment.path.read_bytes() == segment.layout.expected_file()
-    target = np.zeros((500, 16), np.uint8)
-    segments.restore(segment, [Table("t", {"a": target[:, gap:]}, range_rows=500)])
-    np.testing.assert_array_equal(target[:, gap:], rows)
-    assert not target[:, :gap].any()
-
-
 @given(table_lists(), st.data())
 def test_only_wanted_rows_are_written(tmp_path_factory, tables, data):
     path = tmp_path_factory.mktemp("wanted") / "s"

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext import _C
 from python_tests.csrc import backends
 from python_tests.examples import examples
 
@@ -38,12 +37,6 @@ def test_more_words_than_the_largest_grid_has_threads_are_counted(device):
     tracker.observe(np.concatenate([32 * words, 32 * words + 31]))
     assert tracker.num_dirty() == 2 * len(words)
     assert tracker.num_dirty(32 * threads, 32 * (threads + 1)) == 2
-
-
-@pytest.mark.parametrize("num_rows", [1, 64, 65, 1_000_000])
-def test_it_takes_one_bit_per_row(num_rows):
-    words = (num_rows + 63) // 64
-    assert _C.DirtyRows(name="t", num_rows=num_rows).memory_bytes() == 8 * words
 
 
 def save(tracker, k, begin=0, end=10):

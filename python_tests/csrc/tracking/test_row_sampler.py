@@ -86,22 +86,6 @@ def test_the_sample_is_the_references(num_rows, share, period, seed, dtype):
             assert native.select(0, num_rows, k).tolist() == model.select(0, num_rows, k)
 
 
-@pytest.mark.parametrize("period", [1, 2, 7])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_while_there_is_room_the_sample_is_the_references(device, period, dtype):
-    options = {"capacity": 5000, "period": period, "seed": 5}
-    sampler = device.row_sampler("t", 5000, **options)
-    model = reference.RowSampler(5000, **options)
-    random = np.random.default_rng(period)
-    for num_lookups in (0, 1, 1023, 2500):
-        indices = random.integers(0, 5000, num_lookups).astype(dtype)
-        sampler.observe(indices)
-        model.observe(indices.tolist())
-        assert sampled_rows(sampler) == sorted(model.sample)
-        assert sampler.select(100, 4900, 50).tolist() == model.select(100, 4900, 50)
-        assert sampler.num_dirty() == len(model.dirty)
-
-
 @pytest.mark.parametrize("num_dirty", [1, 1000, 70_000])
 def test_what_the_sample_leaves_of_the_budget_is_filled_with_other_dirty_rows(backend, num_dirty):
     sampler = backend.row_sampler("t", 70_000, capacity=50, period=2**40)

@@ -6,7 +6,6 @@ import sys
 import torch
 
 import cpr_ext
-from cpr_ext.wings.cli.output import size as shown_size
 
 
 def test_publish_waits_for_the_first_snapshot_if_it_is_to_publish_again(store, tmp_path):
@@ -31,8 +30,3 @@ def test_a_store_without_tables_says_where_all_is(tmp_path, cpr):
     code, out, _ = cpr("inspect", tmp_path / "store")
     assert code == 0
     assert "No table is kept by row: all is in the dense part" in out
-
-
-def test_bytes_are_told_in_units():
-    sizes = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 2.5e12: "2.5 TB"}
-    assert {size: shown_size(size) for size in sizes} == sizes

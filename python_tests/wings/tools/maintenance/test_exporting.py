@@ -33,6 +33,7 @@ def load(out, format):
 )  # of it: test_torchrec_in_and_out
 def test_what_is_exported_is_what_recovery_restores_bit_for_bit(store, tmp_path, format):
     _, rows, state = recovered(store)
+    (tmp_path / "out.tmp").mkdir()  # of an export that was killed
     report = export(store, tmp_path / "out", format=format)
     exported, optimizer_rows = load(tmp_path / "out", format)
     assert_same(exported, dict(state["model"]))

@@ -128,22 +128,6 @@ def smallest(tmp_path_factory):
     return Scene(tmp_path_factory.mktemp("smallest"), shape=SMALLEST)
 
 
-def test_the_smallest_store_has_every_kind_of_file(smallest):
-    names = [name.rpartition("/")[2].lstrip("0123456789-") for name in smallest.files]
-    kinds = {"base.safetensors", "partial.safetensors", "dense.safetensors", "LOCK"}
-    assert set(names) == kinds | {"MANIFEST.json", "MANIFEST.prev"}
-    assert len(smallest.dense) == 2
-
-
-def test_flips_that_are_repaired_alike_are_compared_once(smallest, tmp_path):
-    flips, tally = Flips(smallest, tmp_path / "store"), Tally()
-    rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
-    name = "segments/00000002-partial.safetensors"
-    for position in range(rows.begin, rows.begin + 5):
-        flips.repair(name, position, tally)
-    assert (tally.tried, tally.faults, flips.num_compared) == (5, [], 1)
-
-
 def test_a_repair_that_believes_rows_is_found(smallest, tmp_path, monkeypatch):
     flips, tally = Flips(smallest, tmp_path / "store"), Tally()
     monkeypatch.setattr(repair_module, "check_segment", lambda *_, **__: None)
