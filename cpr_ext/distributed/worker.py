@@ -35,6 +35,7 @@ from cpr_ext.distributed.collective.comparison import (
     require_one_plan,
     require_same,
 )
+from cpr_ext.distributed.collective.long_waits import say_long_waits
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round, init_group
 from cpr_ext.distributed.collective.recovery_decision import (
     Broadcast,
@@ -95,7 +96,6 @@ Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
 # After so many joins without a step in between, the worker aborts: rejoining does not help.
 _FRUITLESS_JOINS = 20
-_MORE_PATIENCE = 4
 _LOSS_SECONDS = 0.5  # in which collectives notice by themselves that a peer has ended
 DEFAULT_CHECK_EVERY_STEPS = 1000
 
@@ -151,7 +151,6 @@ class Worker:
         self._store = Path(store)
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
-        self._patience = timedelta(seconds=self._time_outs.join_seconds)  # with who takes long
         self._observe = observe
         self._start_over = start_over
         self._rendezvous = Rendezvous(identity, self._time_outs)  # refuses a job without a secret
@@ -170,7 +169,6 @@ class Worker:
         self._offered: Job | None = None  # whose next step is to be tried
         self._lost: PeerLostError | None = None  # while it was tried
         self._is_live = False
-        self._since, self._in_step = time.monotonic(), 0.0  # for how long, when the round ended
         self._saved_step = -1
         self._plan = ""  # digest of how all cut the tables, seen to fit
         self._is_initialized = False  # the model's rows have their first values
@@ -406,7 +404,6 @@ class Worker:
 
         job = make_job()
         fruitless, furthest = 0, -1
-        self._seconds = self._time_outs.collective_seconds  # as long as others are waited for
         while True:
             try:
                 with self._minding_peers(job):
@@ -424,7 +421,6 @@ class Worker:
                 # Building is done alone; then all join again, this time with nothing to lose.
                 job = make_again()
             except PeerLostError as error:
-                self._in_step = time.monotonic() - self._since
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
                 # Lost after the end. One that was replaced before it has not come so far.
@@ -508,17 +504,13 @@ class Worker:
             level = logging.INFO if kind == "left" else logging.WARNING
             logger.log(level, "worker %d ended: %s", rank, more if kind == "_OTHER" else why)
             job.checkpointer.metrics.deaths[rank, kind] += 1
-        if self._rendezvous.is_same and self._in_step >= self._seconds:
-            self._seconds *= _MORE_PATIENCE
-            logger.warning(
-                "worker %d was in step %d for %.0f s, and meets the same processes again (it "
-                "waited%s): nobody was lost, somebody is slow. It waits up to %g s for the others "
-                "in a collective from here on",
-                *(self.identity.rank, job.step, self._in_step, self._rendezvous.waited_for),
-                self._seconds,
-            )
-        self._round = Round(store, timedelta(seconds=self._seconds), self._address)
+        time_outs = self._time_outs
+        longest = time_outs.collective_seconds + time_outs.join_seconds
+        self._round = Round(store, timedelta(seconds=longest), self._address)
         job.group.configure(self._round)
+        say = partial(self._rendezvous.say_waiting, self._rendezvous.epoch)
+        who = f"worker {self.identity.rank}"
+        say_long_waits(self._round, time_outs, say, who, lambda: job.step)
         self._rendezvous.note_lost = partial(self._end_round, job.group, self._round)
         if self._rendezvous.lost_epoch >= self._rendezvous.epoch:
             raise PeerLostError("a worker ended as soon as all had met")
@@ -612,7 +604,7 @@ class Worker:
 
     def _share(self, job: Job, source: int, whole: DensePart | None) -> DensePart:
         """Return what one worker has of the dense state; the slowest is waited for."""
-        wait_for_all(job.group, self._patience)
+        wait_for_all(job.group)
         return broadcast_part(job.group, source, whole)
 
     def _read(self, job: Job, point: int | None) -> RecoveryReport:
@@ -634,7 +626,7 @@ class Worker:
         """Take the dense part that all take, and note what each has lost and read."""
         checkpointer, rank = job.checkpointer, self.identity.rank
         # Reading may take longer than a step: a worker that does it does not hang.
-        wait_for_all(job.group, self._patience)
+        wait_for_all(job.group)
         part, samples = None, checkpointer.num_samples
         if step.source is not None:
             part = checkpointer.replicated_state(own) if step.source == rank else None
@@ -664,7 +656,7 @@ class Worker:
         self.recoveries.append(Recovery(recovery, job.step, lost, source, lost_samples, *load))
 
     def _compare(self, job: Job, *, buffers: bool) -> None:
-        wait_for_all(job.group, self._patience)  # for those that encode
+        wait_for_all(job.group)  # for those that encode
         self._plan = require_one_plan(job.group, job.checkpointer.tables, self._plan)
         require_same(job.group, job.model, job.checkpointer, buffers=buffers)
         self._has_trained = False
@@ -702,11 +694,9 @@ class Worker:
             save_trained(job.checkpointer, self.identity.rank, retry_seconds=seconds)
             self._saved_step = job.step
         self._rendezvous.note(notes[self.identity.rank])
-        wait_for_all(job.group, self._patience)
+        wait_for_all(job.group)
 
     def _report(self, kind: Any, job: Job) -> None:
-        if kind != "peer_lost":
-            self._since = time.monotonic()
         self._observe(Event(kind, job.step, time.time()))
 
     def _count_failure(self, reason: str) -> None:

@@ -271,7 +271,8 @@ def test_a_process_that_ends_without_close_says_what_may_be_lost(tmp_path, steps
     script = LEFT_OPEN.format(steps=steps, then=then)
     done = preloaded.run(["-c", HERE + script], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert lost in done.stderr and ("may not be saved" in done.stderr) == bool(lost)
+    assert lost in done.stderr
+    assert ("may not be saved" in done.stderr) == bool(lost)
 
 
 def main(number, first=0):

@@ -4,54 +4,40 @@ import re
 import signal
 import time
 
-from python_tests.distributed.losses import mlp, require_states
+from python_tests.distributed.losses import mlp
 
 TWO = {"world_size": 2, "step_seconds": 0.02}
 
 
-def test_a_stopped_worker_is_waited_for_and_rejoins_with_its_tables(make_cluster):
-    """For less than the time-out, and for longer; stopped or not, nobody takes its place."""
-    time_outs = {"collective_seconds": 3.0, "identity_seconds": 0.5}
+def test_a_stopped_worker_is_waited_for_and_nobody_meets_again(make_cluster):
+    """For longer than ``collective_seconds``, too; stopped or not, nobody takes its place."""
+    time_outs = {"collective_seconds": 1.0, "identity_seconds": 0.5}
     cluster = make_cluster(num_steps=60, **TWO, time_outs=time_outs)
     cluster.start()
     cluster.wait_for_step(10)
     cluster.kill(1, with_signal=signal.SIGSTOP)
-    time.sleep(0.5)  # until worker 0 waits for it
-    stopped_at = cluster.step(0)
-    time.sleep(0.5)
-    assert cluster.step(0) == stopped_at
-    cluster.kill(1, with_signal=signal.SIGCONT)
-    cluster.wait_for_step(stopped_at + 5)
-    assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
-    stopped = cluster.pids[1]
-    cluster.kill(1, with_signal=signal.SIGSTOP)
-    cluster.wait_for_loss(0)
+    stopped, said = (
+        cluster.pids[1],
+        r"worker 0 has waited \d+ s after step \d+ for workers 1, whose",
+    )
+    cluster.wait_until(lambda: re.search(said, cluster.logs()))
     cluster.start(1)
     assert cluster.exit_code(1) == 1
     assert f"worker 1 is still process {stopped} after 0.5 s" in cluster.logs()
     cluster.pids[1] = stopped
     cluster.kill(1, with_signal=signal.SIGCONT)
     cluster.finish()
-    for rank in cluster.ranks:
-        first, last = cluster.recovered(rank)[0], cluster.recovered(rank)[-1]
-        assert first["pid"] == last["pid"]
-        assert (last["recovery"]["lost"], last["recovery"]["bytes_read"]) == ([], [0, 0])
+    assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
 
 
-def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster, untouched):
-    settings = mlp(recovery="full", num_steps=30)
-    time_outs = {"collective_seconds": 2.0}
-    cluster = make_cluster(**{**settings, "time_outs": time_outs, "step_seconds": 0.02})
+def test_a_worker_that_hangs_for_good_is_named_and_ends_the_job(make_cluster):
+    time_outs = {"collective_seconds": 1.0, "join_seconds": 4.0}
+    cluster = make_cluster(num_steps=60, **TWO, time_outs=time_outs)
     cluster.start()
-    cluster.wait_for_step(12)
+    cluster.wait_for_step(10)
     cluster.kill(1, with_signal=signal.SIGSTOP)
-    cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
-    cluster.kill(1, with_signal=signal.SIGCONT)
-    cluster.finish()
-    require_states(cluster, untouched(settings))
-    last, lost_at = cluster.recoveries()[-1], cluster.events(0, "peer_lost")[-1]["step"]
-    assert (last["recovery"], last["lost"]) == ("full", [])
-    assert last["steps_repeated"] == lost_at - last["step"] >= 0
+    assert cluster.exit_code(0) == 1
+    assert re.search(r"waited 4 s at [\d.:]+ for workers 1, which did not come", cluster.logs())
 
 
 def test_full_recovery_does_not_abandon_points_for_an_empty_store(make_cluster):

@@ -88,6 +88,7 @@ def test_hosts_that_cannot_reach_each_other_name_who_does_not_answer_until_that_
     """And nobody has lost anything."""
     network, _, cluster = make_job(opened, tmp_path, 3, num_steps=60, collective_seconds=1.0)
     network.mute(1, 2), network.mute(2, 1)
+    cluster.wait_until(lambda: "so have all others, for each other: connections" in cluster.logs())
     named = r"could not connect to all 3 within \S+ s: 10\.231\.77\.[23] does not answer"
     cluster.wait_until(lambda: re.search(named, cluster.logs()))
     network.unmute(1, 2), network.unmute(2, 1)

@@ -6,7 +6,6 @@ JSON and raw bytes; nothing that a peer sends is executed.
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,11 +28,9 @@ def all_gather_json(group: dist.ProcessGroup, said: Any) -> list[Any]:
     return [_from_bytes(text[: int(size)]) for text, size in zip(texts, sizes, strict=True)]
 
 
-def wait_for_all(group: dist.ProcessGroup, time_out: timedelta) -> None:
+def wait_for_all(group: dist.ProcessGroup) -> None:
     """Wait for every member; raise at once if one is lost meanwhile."""
-    options = dist.AllreduceOptions()
-    options.timeout = time_out
-    group.allreduce([torch.zeros(1)], options).wait(time_out)
+    group.allreduce([torch.zeros(1)]).wait()
 
 
 def broadcast_part(group: dist.ProcessGroup, source: int, part: DensePart | None) -> DensePart:

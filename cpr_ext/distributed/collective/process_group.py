@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -48,6 +48,7 @@ _OF_ONE_PEER = ("send", "recv", "recv_anysource")
 # How long a wait takes until it looks whether its round is over; and how long it lasts after that.
 _SLICE, _LAST_SECONDS = timedelta(seconds=0.5), 2.0
 _FORGET_SECONDS = 0.5  # that the end of a group may take
+_WHOLE_BYTES = 1 << 16  # a message of at most so many is the kernel's at once, and arrives whole
 # A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
 # A connection to each other member, another name for it while they are closed, and subgroups.
@@ -61,16 +62,21 @@ class Round:
 
     Attributes:
         store: of this round alone.
-        time_out: of every collective.
+        time_out: of every collective, for which nobody may hear that the round is over.
         address: under which peers reach this process; None: what the host's name resolves to.
         is_over: set once a member has ended: nobody connects to the others any more.
+        thread: that made it, which trains.
     """
 
     store: Store
     time_out: timedelta
     address: str | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
+    thread: int = field(default_factory=threading.get_ident)
     _ends_at: float = float("inf")
+    _waits_since: float | None = None
+    # What code in C++ waits for, where no method of a work is called; and since when.
+    _awaited: dict[torch.futures.Future[None], float] = field(default_factory=dict)
 
     def connect_seconds(self, num_members: int) -> float:
         """Return in which time a group must form: all members are there already."""
@@ -81,10 +87,56 @@ class Round:
         """Note that a member has ended; who waits for members does so for ``seconds`` yet."""
         self._ends_at = min(self._ends_at, time.monotonic() + seconds)
         self.is_over.set()
+        timer = threading.Timer(seconds, self._end_futures)
+        timer.daemon = True
+        timer.start()
 
     def has_ended(self) -> bool:
         """Return whether nobody waits for members any more."""
         return time.monotonic() >= self._ends_at
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for members, in a block."""
+        if threading.get_ident() != self.thread:  # training does not wait for this
+            yield
+            return
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
+    def waits_since(self) -> float | None:
+        """Return since when training waits for members (monotonic); None: it does not."""
+        begun = list(self._awaited.values())
+        if (since := self._waits_since) is not None:
+            begun.append(since)
+        return min(begun, default=None)
+
+    def future_of(self, work: dist.Work) -> Any:
+        """Return a future of the work, which fails once the round has ended."""
+        of_gloo, gate = work.get_future(), torch.futures.Future[None]()
+        self._awaited[gate] = time.monotonic()
+
+        def value(_: Any) -> Any:
+            if not of_gloo.done():
+                raise RuntimeError("the round has ended")
+            return of_gloo.value()
+
+        found = gate.then(value)
+        of_gloo.add_done_callback(lambda _: self._open(gate))
+        if self.has_ended():
+            self._open(gate)
+        return found
+
+    def _open(self, gate: torch.futures.Future[None]) -> None:
+        if self._awaited.pop(gate, None) is not None:
+            gate.set_result(None)
+
+    def _end_futures(self) -> None:
+        for gate in list(self._awaited):
+            self._open(gate)
 
 
 class Members:
@@ -98,6 +150,10 @@ class Members:
         self._rank, self._size = inner.rank(), inner.size()
         self._round = of_round
         self._works: deque[_Work] = deque(maxlen=_REMEMBERED)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Wait for members by other means than a work, in a block."""
+        return self._round.waiting()
 
     def rank(self) -> int:
         """Return which of them this process is."""
@@ -129,7 +185,9 @@ class Members:
             raise RuntimeError("this process has left the round")
         is_asked_once = operation in _OF_ONE_PEER or "reduce_scatter" in operation
         made = getattr(inner, operation)(*args, **kwargs)
-        work = (_AskedOnce if is_asked_once else _Work)(made, self._round)
+        sent = args[0] if args and isinstance(args[0], list) else ()
+        is_large = sum(t.nbytes for t in sent if isinstance(t, torch.Tensor)) > _WHOLE_BYTES
+        work = (_AskedOnce if is_asked_once else _Work)(made, self._round, is_large)
         self._works.append(work)
         return work
 
@@ -339,16 +397,18 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
 class _Work(dist.Work):
     """Notes how it ended, which gloo's own of some operations does not say; ends with its round."""
 
-    def __init__(self, work: dist.Work, of_round: Round) -> None:
+    def __init__(self, work: dist.Work, of_round: Round, is_large: bool) -> None:
         super().__init__()
         self._work = work
         self._round = of_round
+        self._is_large = is_large
         self._has_failed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the work that this stands for; by default, the time-out of a collective."""
         try:
-            return self._wait(timeout or self._round.time_out)
+            with self._round.waiting():
+                return self._wait(timeout or self._round.time_out)
         except RuntimeError:
             self._has_failed = True
             raise
@@ -379,8 +439,8 @@ class _Work(dist.Work):
         return self._work.is_completed()
 
     def get_future(self) -> Any:
-        """Return the future of the work that this stands for."""
-        return self._work.get_future()
+        """Return the future of the work; of a large one it ends with its round."""
+        return self._round.future_of(self._work) if self._is_large else self._work.get_future()
 
     def _source_rank(self) -> int:
         return self._work._source_rank()

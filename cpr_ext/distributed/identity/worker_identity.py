@@ -64,10 +64,10 @@ class TimeOuts:
     """How long a worker waits, and for what.
 
     Attributes:
-        collective_seconds: for its peers in a collective; one that is silent for longer counts as
-            hung. If it meets the others after all, it was slow. They try the step again, and wait
-            four times as long from there on.
-        join_seconds: until all workers are there, replacements included; then the job ends.
+        collective_seconds: for its peers in a collective. Then a warning names who is slow. If all
+            wait for each other, connections are broken, and they meet again.
+        join_seconds: until all workers are there, replacements included; then the job ends. Also
+            how much longer a collective waits for a worker that lives.
         heartbeat_seconds: between two signs of life in the rendezvous; with five missing, a worker
             that died while it waited is not waited with any longer. At least 0.5.
         identity_seconds: for a predecessor that still holds this worker's place.

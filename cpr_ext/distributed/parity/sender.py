@@ -134,14 +134,15 @@ class Sender:
         self._thread.join(_JOIN_SECONDS)
 
     def _wait_while(self, is_waiting: Callable[[], bool]) -> None:
-        while is_waiting():
-            if isinstance(self._error, PeerLostError):
-                raise PeerLostError(f"parity group {list(self._group)}: {self._error}")
-            if self._error is not None:
-                raise self._error
-            if self._is_stopped:
-                raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
-            self._changed.wait()
+        with self._inner.waiting():
+            while is_waiting():
+                if isinstance(self._error, PeerLostError):
+                    raise PeerLostError(f"parity group {list(self._group)}: {self._error}")
+                if self._error is not None:
+                    raise self._error
+                if self._is_stopped:
+                    raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
+                self._changed.wait()
 
     @property
     def _lost(self) -> int | None:

@@ -233,6 +233,11 @@ class Host:
                 request["seconds"],
             )
             return {"node": nodes.node_of(token), "is_over": nodes.is_over(token)}
+        if what == "waiting":
+            rank, epoch = int(request["rank"]), int(request["epoch"])
+            if epoch != job.meeting.epoch:
+                raise MeetingError("this round is over, or this host of the rendezvous is new")
+            return job.note_waiting(rank, epoch, is_waiting=bool(request["is_waiting"]))
         if what == "over":
             job.end(str(request["reason"]))
             await job.wake()

@@ -58,8 +58,6 @@ class Rendezvous:
         lost_epoch: of the newest round of which a member is known to have ended.
         is_leaving: asked while this worker waits; if True, :meth:`join` raises LeavingError.
         machines: of the workers of the newest round, by rank, as addresses.
-        is_same: the newest round has the processes of the one before.
-        waited_for: the workers that were there last, if any was waited for.
         ended: by rank, why processes ended that were in the round before, and not in the newest.
             First a word, such as a signal or the class of an error, and after a colon more of it.
 
@@ -71,8 +69,6 @@ class Rendezvous:
         self._identity = identity
         self.run: RunNote | None = None
         self.machines: tuple[str, ...] = ()
-        self.is_same = False
-        self.waited_for = ""
         self.ended: dict[int, str] = {}
         self.is_leaving: Callable[[], bool] = lambda: False
         self._time_outs = time_outs
@@ -160,6 +156,21 @@ class Rendezvous:
             return int(self._host.ask("failed", **told, limit_seconds=_BYE_SECONDS)["times"])
         return 1
 
+    def say_waiting(self, epoch: int, is_waiting: bool) -> tuple[list[int], bool] | None:
+        """Say whether this worker has waited long for others of a round; from any thread.
+
+        If all do, the host has the round end.
+
+        Returns:
+            Workers that do not, some of them; and whether this one is the first of those that do.
+            None: the host does not answer, or the round is over.
+        """
+        told = {"rank": self._identity.rank, "epoch": epoch, "is_waiting": is_waiting}
+        with suppress(HostError, RefusedError):
+            answer = self._host.ask("waiting", **told)
+            return list(answer["others"]), bool(answer["is_first"])
+        return None
+
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
         try:
@@ -188,8 +199,6 @@ class Rendezvous:
                 if answer["round"] is not None:
                     roster, machines, ended = wire.unpack(answer["members"])
                     self.ended = dict(ended)
-                    self.is_same = self._roster == tuple(roster)
-                    self.waited_for = "" if missing == _NO_ANSWER else missing
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
                     self.machines = tuple(machines)
                     return str(answer["round"])

@@ -113,6 +113,8 @@ class ServedJob:
         self._members = ("", "")  # of the round of this name, packed
         self._missing: tuple[int, list[int]] = (0, [])
         self._missing_from = float("-inf")
+        # Ranks of the round of this epoch that have waited long for others.
+        self._waiting: tuple[int, set[int]] = (0, set())
         self._failures: dict[int, tuple[str, int]] = {}  # by rank: the newest, how often in a row
         # Of processes that ended since the newest round, why: a kind, and after a colon more of it.
         self._ends: dict[str, str] = {}
@@ -148,6 +150,23 @@ class ServedJob:
     def has_lost_member(self) -> bool:
         """Whether a member of the newest round has ended."""
         return 0 < self._ended == self.meeting.epoch
+
+    def note_waiting(self, rank: int, epoch: int, *, is_waiting: bool) -> dict[str, Any]:
+        """Note whether a worker has waited long for others of its round.
+
+        If all have, none of them will come: connections are broken, and the round is over.
+
+        Returns:
+            Some of those that do not wait, and whether this worker is the first of those that do.
+        """
+        if self._waiting[0] != epoch:
+            self._waiting = (epoch, set())
+        waiting = self._waiting[1]
+        (waiting.add if is_waiting else waiting.discard)(rank)
+        others = [other for other in range(len(self.meeting.roster)) if other not in waiting]
+        if not others:
+            self.tell_of_loss(epoch, is_silent=True)
+        return {"others": others[:MOST_NAMED], "is_first": rank == min(waiting, default=None)}
 
     def end(self, reason: str) -> None:
         """Note that the job is done, or, and say it to all agents, why it cannot continue."""

@@ -249,8 +249,9 @@ def amid_a_large_message(rank, group, meet, operation, leaver, how):
     dist.all_reduce(torch.ones(1))
     meet.store.set(f"pid {rank}", str(os.getpid()))
     values = torch.full((1 << 26,), rank % 2 + 0.0)
-    if operation == "broadcast":
+    if operation in ("broadcast", "future"):
         work = dist.broadcast(values, 1, async_op=True)
+        work = work if operation == "broadcast" else work.get_future()  # as DDP waits, in C++
     elif rank < 2:
         work = dist.isend(values, 0) if rank == 1 else dist.irecv(values, 1)
     else:
@@ -282,7 +283,7 @@ def amid_a_large_message(rank, group, meet, operation, leaver, how):
 
 @pytest.mark.parametrize("how", ["leaves", "dies"])
 @pytest.mark.parametrize("leaver", [0, 1])
-@pytest.mark.parametrize("operation", ["message", "broadcast"])
+@pytest.mark.parametrize("operation", ["message", "broadcast", "future"])
 def test_nothing_waits_for_the_rest_of_a_large_message(members, operation, leaver, how):
     """Of a member that has left, also if its peer was not scheduled meanwhile."""
     waited = members(f"amid_a_large_message {operation} {leaver} {how}")

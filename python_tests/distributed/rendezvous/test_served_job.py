@@ -53,3 +53,20 @@ def test_who_is_left_learns_once_what_was_said_first_of_a_death(ends, why):
     assert (rank, told[: len(why)]) == (1, why)
     assert len(told) <= 200
     assert host.meet("member 0", "another") == []
+
+
+def test_a_round_ends_once_all_its_members_wait_for_each_other():
+    host, heard = Host(), []
+    host.meet("member 0", "member 1")
+    job, epoch = host.job, host.job.meeting.epoch
+    job.listen(10, heard.append)
+    said = [job.note_waiting(rank, epoch, is_waiting=w) for rank, w in ((1, 1), (1, 0), (0, 1))]
+    assert said == [
+        {"others": [0], "is_first": True}, {"others": [0, 1], "is_first": False},
+        {"others": [1], "is_first": True},
+    ]  # fmt: skip
+    host.meet("member 0", "member 1")
+    assert job.note_waiting(1, epoch + 1, is_waiting=True)["others"] == [0]
+    assert heard == []
+    assert job.note_waiting(0, epoch + 1, is_waiting=True) == {"others": [], "is_first": True}
+    assert heard == [{"lost_of": epoch + 1, "is_silent": True}]
