@@ -1,8 +1,8 @@
 """Whether a long wait for other workers can end.
 
-Whoever does not wait itself will come: it evaluates, or writes to a slow disk, and its connection
-to the rendezvous shows that it lives. If all wait for each other, nobody will: connections between
-them are broken, and they meet again. Only the rendezvous hears of all; so each one says there that
+A worker that does not wait itself will come. It evaluates, or writes to a slow disk; its connection
+to the rendezvous shows that it lives. If all wait for each other, nobody comes: connections between
+them are broken, and they meet again. Only the rendezvous hears of all, so each one says there that
 it has waited long.
 """
 
@@ -31,7 +31,7 @@ def say_long_waits(
     """Begin a thread that does so until the round is over.
 
     Args:
-        say: tells the rendezvous whether this worker has waited long; returns who has not, and
+        say: says to the rendezvous whether this worker has waited long; returns who has not, and
             whether this is the first of those that have. None: it does not answer.
         who: this worker, for the log.
         step: returns how many steps it has completed.

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import HashStore
 import cpr_ext
 from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.collective.connections import AddressStore
+from cpr_ext.distributed.collective.process_group import Members, Round
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from python_tests.helpers import open_checkpointer
@@ -82,14 +83,14 @@ class Trainer:
 
 
 def formed(count, *, host="127.0.0.1", connect_seconds=60.0, seconds=60.0):
-    """A gloo group for threads: of each member its end, and the addresses that close it."""
+    """A group for threads: of each member its end, and the addresses that close it."""
     shared = HashStore()
 
     def form(rank):
         addresses = AddressStore(shared, connect_seconds)
         group, gloo = torch_private.make_group(addresses, rank, count, connect_seconds, host)
         torch_private.set_time_out(gloo, timedelta(seconds=seconds))
-        return group, addresses
+        return Members(group, Round(shared, timedelta(seconds=seconds))), addresses
 
     return together(*(partial(form, rank) for rank in range(count)))
 
