@@ -575,5 +575,5 @@ def _say_what_was_left_open() -> None:
     """Say what may be lost where close() was not called: Ctrl-C may come just before it is."""
     for session in list(_open):
         is_own = not session.guard.is_closed and not session.guard.is_forked
-        if is_own and session._newest_step < session.account.step:
+        if is_own and session._has_trained and session._newest_step < session.account.step:
             session.note_interrupted()

@@ -114,13 +114,14 @@ class Round:
             begun.append(since)
         return min(begun, default=None)
 
-    def future_of(self, work: dist.Work) -> Any:
-        """Return a future of the work, which fails once the round has ended."""
-        of_gloo, gate = work.get_future(), torch.futures.Future[None]()
+    def bounded(self, of_gloo: Any, note_failed: Callable[[], None]) -> Any:
+        """Return a future with what becomes of another one; it fails once the round has ended."""
+        gate = torch.futures.Future[None]()
         self._awaited[gate] = time.monotonic()
 
         def value(_: Any) -> Any:
             if not of_gloo.done():
+                note_failed()
                 raise RuntimeError("the round has ended")
             return of_gloo.value()
 
@@ -185,8 +186,7 @@ class Members:
             raise RuntimeError("this process has left the round")
         is_asked_once = operation in _OF_ONE_PEER or "reduce_scatter" in operation
         made = getattr(inner, operation)(*args, **kwargs)
-        sent = args[0] if args and isinstance(args[0], list) else ()
-        is_large = sum(t.nbytes for t in sent if isinstance(t, torch.Tensor)) > _WHOLE_BYTES
+        is_large = _num_bytes(args) > _WHOLE_BYTES
         work = (_AskedOnce if is_asked_once else _Work)(made, self._round, is_large)
         self._works.append(work)
         return work
@@ -440,7 +440,11 @@ class _Work(dist.Work):
 
     def get_future(self) -> Any:
         """Return the future of the work; of a large one it ends with its round."""
-        return self._round.future_of(self._work) if self._is_large else self._work.get_future()
+        of_gloo = self._work.get_future()
+        return self._round.bounded(of_gloo, self._note_failed) if self._is_large else of_gloo
+
+    def _note_failed(self) -> None:
+        self._has_failed = True
 
     def _source_rank(self) -> int:
         return self._work._source_rank()
@@ -466,6 +470,12 @@ class _AskedOnce(_Work):
     def has_failed(self) -> bool:
         """Return whether waiting for it failed."""
         return self._has_failed
+
+
+def _num_bytes(given: Any) -> int:
+    if isinstance(given, torch.Tensor):
+        return given.nbytes
+    return sum(map(_num_bytes, given)) if isinstance(given, list | tuple) else 0
 
 
 def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:
