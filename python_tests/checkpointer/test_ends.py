@@ -262,13 +262,20 @@ for step in range({steps}):
 {then}
 """
 
+READER = """
+other = cpr_ext.Checkpointer(*build(), "other")
+other.recover(from_store="store")
+"""
+
 
 @pytest.mark.parametrize(
     ("steps", "then", "lost"),
     [
-        (3, "", "at step 3: steps after 2 may"), (3, "ckpt.close()", ""), (2, "", ""),
-        (2, "other = cpr_ext.Checkpointer(*build(), 'other'); other.recover(from_store='store')", ""),
-    ],  # fmt: skip
+        (3, "", "at step 3: steps after 2 may"),
+        (3, "ckpt.close()", ""),
+        (2, "", ""),
+        (2, READER, ""),
+    ],
 )
 def test_a_process_that_ends_without_close_says_what_may_be_lost(tmp_path, steps, then, lost):
     script = LEFT_OPEN.format(steps=steps, then=then)
