@@ -415,13 +415,14 @@ class _Work(dist.Work):
 
     def _wait(self, time_out: timedelta) -> bool:
         deadline = time.monotonic() + time_out.total_seconds()
-        while True:
+        while not self._work.is_completed():
             try:
                 return self._work.wait(_SLICE)
             except RuntimeError:
                 is_due = time.monotonic() >= deadline or self._round.has_ended()
-                if is_due or self._work.is_completed():
+                if is_due and not self._work.is_completed():
                     raise
+        return self._work.wait()  # what it ended with, perhaps as the slice did
 
     def has_failed(self) -> bool:
         """Return whether it failed, as far as that is known."""

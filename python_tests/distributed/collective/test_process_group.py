@@ -420,3 +420,26 @@ def test_a_loss_that_only_a_future_tells_of_yet_is_a_loss():
     assert not group.has_failed()
     group.barrier()
     assert group.has_failed()
+
+
+class EndsWithTheSlice:
+    """A work that is complete just after a slice of the wait for it has timed out."""
+
+    def __init__(self):
+        self.waited = []
+
+    def is_completed(self):
+        return bool(self.waited)
+
+    def wait(self, *time_out):
+        self.waited.append(time_out)
+        if len(self.waited) == 1:
+            raise RuntimeError("Operation timed out!")
+        return True
+
+
+def test_what_ends_as_a_slice_of_its_wait_does_has_not_failed():
+    gloo = SimpleNamespace(rank=int, size=int, barrier=EndsWithTheSlice)
+    group = process_group.Members(gloo, Round(HashStore(), timedelta(seconds=60)))
+    assert group.barrier().wait()
+    assert not group.has_failed()
