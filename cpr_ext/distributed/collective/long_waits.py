@@ -52,7 +52,9 @@ def say_long_waits(
             said, has_said = say(is_long), is_long
             if not is_long:
                 next_line = 0.0
-            elif said is not None and (not said[0] or (said[1] and now >= next_line)):
+            elif said is None or (said[0] and looks == _LOOKS):
+                continue  # all that wait have said so at the next look
+            elif not said[0] or (said[1] and now >= next_line):
                 waited = now - (begun or now)
                 next_line = now + waited
                 _report(who, waited, step(), said[0], time_outs)
