@@ -157,7 +157,8 @@ class ResumableLoader:
         if self._checkpointer is None:
             raise UsageError(
                 "no Checkpointer counts these batches; call batches.follow(ckpt) before the loop, "
-                "or fit() inside of `with batches.reporting_to(ckpt):`"
+                "or fit() inside of `with batches.reporting_to(ckpt):`. Lightning's Trainer takes "
+                "the loader as it is, not in a ResumableLoader"
             )
         self._end_step()  # of the epoch before
         if self._loaded not in (None, self._step):
