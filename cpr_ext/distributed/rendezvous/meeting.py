@@ -8,9 +8,8 @@ A process whose rank another one has in a newer round is refused, whenever it re
 from __future__ import annotations
 
 import secrets
-
-from cpr_ext.distributed.rendezvous.waiters import Claim as Claim
-from cpr_ext.distributed.rendezvous.waiters import Waiter, Waiters
+from collections.abc import Callable
+from dataclasses import dataclass
 
 # In which living processes find a host that was started again.
 FIND_SECONDS = 3.0
@@ -27,6 +26,51 @@ class SupersededError(MeetingError):
 
 class UnknownRoundError(Exception):
     """A process comes from a round that the host does not know: it must show the roster."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """How a process shows that it may be a worker.
+
+    Attributes:
+        rank, world_size: of the worker.
+        member: distinguishes processes.
+        epoch: of the newest round that this process was in; 0: of none.
+        roster: the members of that round, by rank; needed where the host does not know it.
+        run: of the job, as this worker's store knows it; empty: it knows none.
+        seen: the highest epoch of that run that this worker's store knows.
+        who: describes the process to a person.
+        machine: its address, as the host sees it.
+    """
+
+    rank: int
+    world_size: int
+    member: str
+    epoch: int = 0
+    roster: tuple[str, ...] = ()
+    run: str = ""
+    seen: int = 0
+    who: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A process that waits.
+
+    Attributes:
+        token: distinguishes the times that processes wait.
+        visit: the connection through which it was last heard of.
+        since, seen: when it came, and was last heard of.
+        lease_seconds: silent for so long, it waits no more.
+    """
+
+    claim: Claim
+    token: str
+    visit: int
+    since: float
+    seen: float
+    lease_seconds: float
 
 
 class Meeting:
@@ -55,7 +99,7 @@ class Meeting:
         self.machines: tuple[str, ...] = ()
         self.left: dict[int, str] = {}
         self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
-        self._waiters = Waiters()
+        self._waiters: dict[str, Waiter] = {}  # by member: a process waits once at a time
         self._visits: dict[int, str] = {}  # members by connection
         self._visits_of: dict[str, tuple[int, ...]] = {}  # the same by member
         self._known: dict[str, str] = {}  # members that were connected once, and who they are
@@ -80,8 +124,7 @@ class Meeting:
             floor = self._floors.setdefault(claim.run, 0)
             self._floors[claim.run] = max(floor, claim.seen)
             if is_new or claim.seen > floor:
-                superseded = (t for t, w in self._waiters.items() if self._is_superseded(w.claim))
-                self._waiters.forget(superseded)
+                self._forget(lambda waiter: self._is_superseded(waiter.claim))
         if self._is_superseded(claim):
             who = self._known.get(self.roster[claim.rank], "") if self.roster else ""
             raise SupersededError(
@@ -113,7 +156,7 @@ class Meeting:
         if token in self._members:
             return
         self.arrive(claim, visit=visit, now=now)
-        self._waiters.drop_silent(now)
+        self._forget_silent(now)
         rank, world_size = claim.rank, claim.world_size
         others_size = self._world_size() or world_size
         if others_size != world_size:
@@ -123,12 +166,12 @@ class Meeting:
             )
         if not 0 <= rank < world_size:
             raise MeetingError(f"worker {rank} of {world_size} cannot be")
-        before = self._waiters.get(token)
-        waiter = Waiter(claim, visit, before.since if before else now, now, lease_seconds)
-        self._waiters.forget(self._waiters.of_member(claim.member))
+        before = self._waiters.pop(claim.member, None)
+        since = before.since if before is not None and before.token == token else now
+        waiter = Waiter(claim, token, visit, since, now, lease_seconds)
         if not self._is_holder(claim):
             self._refuse_rival(waiter)
-        self._waiters.add(token, waiter)
+        self._waiters[claim.member] = waiter
         self._complete(world_size, now)
 
     def is_member(self, token: str) -> bool:
@@ -187,7 +230,7 @@ class Meeting:
         if not is_of_roster or not is_gone or taken_by not in (visit, _NOBODY):
             return False
         self._given_away[member] = visit
-        self._waiters.forget(self._waiters.of_member(member))
+        self._waiters.pop(member, None)
         return True
 
     def leave(self, visit: int, now: float) -> None:
@@ -195,13 +238,13 @@ class Meeting:
         for member in [m for m, taker in self._given_away.items() if taker == visit]:
             self._given_away[member] = _NOBODY
         self._disconnect(visit)
-        self._waiters.forget(self._waiters.of_visit(visit))
+        self._forget(lambda waiter: waiter.visit == visit)
         if self._waiters:
             self._complete(self._world_size(), now)
 
     def missing(self, world_size: int, now: float) -> list[int]:
         """Return ranks of which no process waits that may have them."""
-        self._waiters.drop_silent(now)
+        self._forget_silent(now)
         seated = self._seated(now)
         return [rank for rank in range(world_size) if rank not in seated]
 
@@ -216,24 +259,31 @@ class Meeting:
         if left:
             self._visits_of[member] = left
 
-    def _seated(self, now: float) -> dict[int, str]:
-        """Return by rank the token of the process that gets it."""
-        seated: dict[int, str] = {}
-        for token, waiter in sorted(self._waiters.items(), key=lambda item: item[1].since):
-            claim = waiter.claim
-            if self._is_holder(claim):
-                seated[claim.rank] = token
-            elif self._is_free_for(claim, now):
-                seated.setdefault(claim.rank, token)
+    def _forget(self, is_forgotten: Callable[[Waiter], bool]) -> None:
+        for member in [member for member, w in self._waiters.items() if is_forgotten(w)]:
+            del self._waiters[member]
+
+    def _forget_silent(self, now: float) -> None:
+        self._forget(lambda waiter: waiter.seen + waiter.lease_seconds < now)
+
+    def _seated(self, now: float) -> dict[int, Waiter]:
+        """Return by rank the process that gets it."""
+        seated: dict[int, Waiter] = {}
+        for waiter in sorted(self._waiters.values(), key=lambda waiter: waiter.since):
+            rank = waiter.claim.rank
+            if self._is_holder(waiter.claim):
+                seated[rank] = waiter
+            elif self._is_free_for(waiter.claim, now):
+                seated.setdefault(rank, waiter)
         return seated
 
     def _complete(self, world_size: int, now: float) -> None:
-        if self._waiters.num_ranks < world_size:
+        if len(self._waiters) < world_size:
             return
         seated = self._seated(now)
         if len(seated) < world_size:
             return
-        claims = [self._waiters[seated[rank]].claim for rank in range(world_size)]
+        claims = [seated[rank].claim for rank in range(world_size)]
         self.epoch = max(self.epoch, *(claim.seen for claim in claims)) + 1
         before, self.roster = self.roster, tuple(claim.member for claim in claims)
         pairs = enumerate(zip(before, self.roster, strict=False))
@@ -241,9 +291,9 @@ class Meeting:
         self.machines = tuple(claim.machine for claim in claims)
         self._given_away.clear()
         self.round_id = secrets.token_hex(8)
-        self._members = frozenset(seated.values())
+        self._members = frozenset(waiter.token for waiter in seated.values())
         self._floors.clear()
-        self._waiters.forget(self._members)
+        self._forget(lambda waiter: waiter.token in self._members)
         connected = self._visits_of.keys() | set(self.roster)
         self._known = {member: self._known.get(member, "") for member in connected}
 
@@ -276,9 +326,9 @@ class Meeting:
     def _refuse_rival(self, waiter: Waiter) -> None:
         """Refuse the later one of two new processes of one rank."""
         rank = waiter.claim.rank
-        for other in self._waiters.of_rank(rank):
+        for other in self._waiters.values():
             # A predecessor that died without closing its connection is not heard of again.
-            if other.since < waiter.since < other.seen:
+            if other.claim.rank == rank and other.since < waiter.since < other.seen:
                 raise MeetingError(
                     f"two processes are worker {rank}; give each worker a rank of its own"
                 )

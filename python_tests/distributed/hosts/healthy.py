@@ -4,8 +4,9 @@
 
 Three nodes and a standby, each with an agent of torchrun in a namespace of its own, beside twenty
 busy loops. By chance a worker holds its interpreter for 30 s, or for parts of a second many times,
-takes 45 s for a step, or all take 60 s for one; and an agent is stopped for 20 s. Whatever ends,
-meets again or changes its place is a false death. Time-outs are the library's own.
+takes 45 s for a step, evaluates for 90 s, which is longer than ``collective_seconds``, or all take
+60 s for a step; and an agent is stopped for 20 s. Whatever ends, meets again or changes its place
+is a false death. Time-outs are the library's own.
 """
 
 import os
@@ -24,7 +25,9 @@ from python_tests.distributed.namespaces import Network
 WORKERS, BUSY_LOOPS = 3, 20
 STEPS = 200_000  # hours
 #: What a worker does in a step; it holds the interpreter meanwhile, or not.
-DELAYS = {"a GIL held for 30 s": "hold 30", "a step of 45 s": "sleep 45"}
+DELAYS = {
+    "a GIL held for 30 s": "hold 30", "a step of 45 s": "sleep 45", "an evaluation": "sleep 90",
+}  # fmt: skip
 
 
 class Watched:

@@ -65,11 +65,8 @@ class World:
     def copy(self):
         other = copy.copy(self)
         other.host = copy.copy(self.host)
-        for name in ("_visits", "_visits_of", "_known", "_floors", "_given_away"):
+        for name in ("_visits", "_visits_of", "_known", "_floors", "_given_away", "_waiters"):
             setattr(other.host, name, dict(getattr(self.host, name)))
-        waiters = other.host._waiters = copy.copy(self.host._waiters)
-        for name, value in vars(waiters).items():
-            setattr(waiters, name, copy.copy(value))
         return other
 
     def spend(self, what):
@@ -105,7 +102,8 @@ class World:
         """Was a round completed?"""
         if not self.host.round_id or self.host.roster == self.roster == ():
             return
-        if self.host.epoch == self.epoch or self.host._members & self.host._waiters.keys():
+        waiting = {waiter.token for waiter in self.host._waiters.values()}
+        if self.host.epoch == self.epoch or self.host._members & waiting:
             return
         if self.host.epoch < self.epoch:
             raise FaultError(f"round {self.host.epoch} after round {self.epoch}")
