@@ -31,7 +31,7 @@ from cpr_ext.saving.run_state import CostMeter, RunState
 from cpr_ext.saving.saver import Saver, SavingParts
 from cpr_ext.saving.selection import Selector, SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
-from cpr_ext.saving.snapshot_rows import SnapshotContext
+from cpr_ext.saving.snapshot_rows import SnapshotContext, TableSources
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
@@ -185,6 +185,7 @@ class Session:
         )
         self.dense = DenseCapture(
             *(model, optimizers, tables, self.trackers, self.watch, account, trained.declared),
+            self.inventory,
             refuses_nan=settings.store.refuses_nan,
         )
         self.rebase = RebasePolicy(store, tables, settings.store.rebase_after)
@@ -204,11 +205,14 @@ class Session:
         amount = CaptureAmount(
             *(tables, settings.priority, prioritized),
             lambda: self.recorder.num_lookups + self.watch.rows.num_updates,
+            self.rebase.array_names,
             staging.pipeline.slot_bytes * settings.staging.num_slots,
             overlaps=overlap is not None,
         )
+        sources = TableSources(hashes)
+        self.events.changed_outside.append(sources.forget)
         parts = SavingParts(
-            SnapshotContext(store, selector, staging.pipeline, hashes),
+            SnapshotContext(store, selector, staging.pipeline, hashes, sources),
             *(account, self.rebase, committer, self.watch, self.inventory, self.keys, claims),
             Outcomes(store, account, self.rebase, committer, self.devices),
             *(amount, overlap, self.dense.capture, self.events),

@@ -69,7 +69,7 @@ class TableHashes:
         self._pool = pool
         self.native = self._make()
         #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
-        self._form: Any = ()
+        self.form: Any = ()
 
     def _make(self) -> Any:
         return native.HostRowHashes(name=self.table.name, num_rows=self.table.num_embeddings)
@@ -84,10 +84,10 @@ class TableHashes:
 
     def _hashed(self, arrays: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
-        if form != self._form:
-            if self._form:
+        if form != self.form:
+            if self.form:
                 self.forget()
-            self._form = form
+            self.form = form
         return [array for name, array in arrays.items() if not is_key_array(name)]
 
     def forget(self) -> None:
@@ -287,6 +287,10 @@ class SavedHashes:
     def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
         """Return what is to record rows of a table's arrays when they are captured."""
         return self._tables[table.name].recorder(arrays)
+
+    def form_of(self, table: Table) -> object:
+        """Return what stays the same object while a table's hashes are of the same arrays."""
+        return self._tables[table.name].form
 
     def check_changing(
         self, changing: Iterable[tuple[Table, torch.Tensor]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +17,7 @@ from cpr_ext.saving.run_state import RunState
 from cpr_ext.saving.schedules import Progress
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.saving.snapshot import CaptureDense, DenseSource, Snapshot
+from cpr_ext.saving.snapshot import CaptureDense, Snapshot
 from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.tracking.inventory import Inventory
@@ -258,8 +257,7 @@ class Saver:
         parts.amount.begin()
         self._begun_at = self._account.step
         self._had_rows = False
-        dense = DenseSource(parts.capture_dense, _looking(parts.inventory, parts.account))
-        snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
+        snapshot = Snapshot(self._next_number, kind, parts.context, parts.capture_dense, write)
         snapshot.rows.are_all_dirty = all_dirty
         self._next_number += 1
         self.in_flight = snapshot
@@ -480,19 +478,6 @@ class Saver:
         """End the threads; may be called again, also after an interrupt."""
         if self._overlap is not None:
             self._overlap.close()
+        self._parts.context.sources.close()
         self.claims.close()
         self.outcomes.close()
-
-
-def _looking(inventory: Inventory, account: RunState) -> Callable[[], bool]:
-    """Look up what no snapshot holds, for the caller to hear of; return what does so later.
-
-    The model may change in the steps until the dense part is copied.
-    """
-    inventory.look()
-    step = account.step
-
-    def is_accounted() -> bool:
-        return inventory.look() if account.step != step else not inventory.unaccounted
-
-    return is_accounted
