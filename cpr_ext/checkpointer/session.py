@@ -35,7 +35,6 @@ from cpr_ext.saving.snapshot_rows import SnapshotContext, TableSources
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
-from cpr_ext.tracking.table_events import ChangeListener
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
@@ -492,10 +491,6 @@ class Session:
 
     # --- for rows that are rebuilt from peers' memory ---
 
-    def keep_unsaved_buffers(self) -> None:
-        """Have snapshots hold buffers that ``state_dict()`` leaves out, from now on."""
-        self.dense.keeps_unsaved_buffers = True
-
     def whole_part(self, values: Mapping[str, Any] | None = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.
 
@@ -552,23 +547,6 @@ class Session:
             self.rebase.forget_base()
             self.keys.forget()
         self.guard.may_train = True
-
-    def listen_to_changes(self, listener: ChangeListener | None) -> None:
-        """Report every change of the tables to ``listener``; None: to nobody."""
-        self.events.listeners[:] = [] if listener is None else [listener]
-
-    def hold_snapshots(self, may_begin: Callable[[bool], bool]) -> None:
-        """Ask before each snapshot begins.
-
-        Args:
-            may_begin: returns whether it may. Called with True for one that does not wait for a
-                later step: then returns when it may.
-        """
-        self.events.may_begin.append(may_begin)
-
-    def check_changes(self) -> None:
-        """Look now for changes of tables outside their optimizers."""
-        self.watch.check()
 
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
