@@ -252,7 +252,7 @@ class Session:
         saver.resume()
         account.note_step(
             num_samples,
-            time.perf_counter() - started + self.watch.held.take(),
+            time.perf_counter() - started + self.watch.take_held_seconds(),
             is_saving=saver.in_flight is not None,
             row_updates=self.recorder.num_lookups + self.watch.rows.num_updates,
         )
