@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,15 +39,9 @@ class UnknownRowsError(Exception):
     """Rows cannot be compared with what was saved; says why."""
 
 
-class RowRecorder(NamedTuple):
-    """The native hashes in which captured rows are recorded.
-
-    Attributes:
-        hashes: of the first ``num_arrays`` arrays of a row, as it is captured.
-    """
-
-    hashes: Any
-    num_arrays: int
+#: What records captured rows, as the native pipeline takes it: hashes of so many arrays of a row,
+#: the first ones; None: nothing does.
+RecordedHashes = tuple[native.RowHashes | None, int]
 
 
 class TableHashes:
@@ -94,9 +88,9 @@ class TableHashes:
         """Forget all hashes: rows may have any values."""
         self.native.forget()
 
-    def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+    def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RecordedHashes:
         """Return what records rows of the table's arrays that are captured now."""
-        return RowRecorder(self.native, len(self._hashed(arrays)))
+        return self.native, len(self._hashed(arrays))
 
     def record_range(self, begin: int, end: int) -> None:
         """Record rows [begin, end) as they are, which is as they are saved."""
@@ -284,7 +278,7 @@ class SavedHashes:
                 return name
         return None
 
-    def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+    def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RecordedHashes:
         """Return what is to record rows of a table's arrays when they are captured."""
         return self._tables[table.name].recorder(arrays)
 
@@ -327,7 +321,7 @@ class SavedHashes:
         self.is_overwritten = False
         # Small ones first: each snapshot holds them whole, and records all their rows.
         wanted = (each for name, each in self._tables.items() if name in tables)
-        self._left = deque(sorted(wanted, key=_num_rows))
+        self._left = deque(sorted(wanted, key=lambda each: each.table.num_embeddings))
         self._is_passing = True
         with _as_unknown():
             for each in self._left:
@@ -368,10 +362,6 @@ class SavedHashes:
                     waiting.append(self._left.popleft())
         self._left.extend(waiting)
         return found, not self._left
-
-
-def _num_rows(hashes: TableHashes) -> int:
-    return hashes.table.num_embeddings
 
 
 @contextmanager

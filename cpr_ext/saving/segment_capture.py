@@ -13,6 +13,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.runtime.cuda import stager_of
+from cpr_ext.saving.saved_hashes import RecordedHashes
 from cpr_ext.saving.selection import RowIds, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.precision import EXACT, Precision
@@ -29,9 +30,6 @@ CapturedChunk = tuple[int, int, int, int, list[int]]
 
 #: Address, shape, strides, dtype and device of a tensor.
 Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
-
-#: What records hashes of rows, as the native pipeline takes it: see ``RowRecorder``.
-RecordedHashes = tuple[native.RowHashes | None, int]
 
 
 def place_of(tensor: torch.Tensor) -> Place:
