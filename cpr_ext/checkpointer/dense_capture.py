@@ -158,11 +158,6 @@ class DenseCapture:
         if own is not None:
             restore_own_part(own, model, optimizers, tables, declared)
 
-    @staticmethod
-    def position_of(part: DensePart) -> Position:
-        """Return the position in training at which ``part`` was captured."""
-        return read_position(part.tree())
-
     def _capture(
         self,
         optimizers: Sequence[torch.optim.Optimizer],

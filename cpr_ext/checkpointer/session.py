@@ -32,6 +32,7 @@ from cpr_ext.saving.saver import Saver, SavingParts
 from cpr_ext.saving.selection import Selector, SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.saving.snapshot_rows import SnapshotContext, TableSources
+from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
@@ -521,7 +522,7 @@ class Session:
             StoreError: it is of another model; nothing was changed.
         """
         self.guard.require_open()
-        position = self.dense.position_of(own or part)
+        position = read_position((own or part).tree())
         with self.guard.in_call("rewind()"):
             if self.guard.may_train and own is None and position.step == self.account.step:
                 self.saver.pause()

@@ -247,7 +247,8 @@ class Saver:
             parts.amount.forget()
         parts.keys.look()
         self._arrays = parts.rebase.array_names()
-        self._is_overlapping = not at_once and self._may_overlap
+        overlap = self._overlap
+        self._is_overlapping = not (at_once or overlap is None or overlap.was_broken)
         write = self._options.write
         if self._is_overlapping:
             write = replace(write, max_chunk_bytes=_CHUNK_BYTES)
@@ -277,10 +278,6 @@ class Saver:
         self.claims.note_captured(snapshot)
         return snapshot
 
-    @property
-    def _may_overlap(self) -> bool:
-        return self._overlap is not None and not self._overlap.was_broken
-
     def pause(self) -> None:
         """Wait until no other thread uses tables or trackers."""
         if self._overlap is not None:
@@ -307,14 +304,9 @@ class Saver:
             self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
         had_rows, self._had_rows = self._had_rows, self.in_flight.has_rows_left
-        if had_rows and not self._had_rows and self._copies_dense_last:
-            return  # this step has waited for rows
+        if had_rows and not self._had_rows and self._way != "one step":
+            return  # this step has waited for rows: the dense part is copied at the next
         self.advance(rows=False)
-
-    @property
-    def _copies_dense_last(self) -> bool:
-        """Whether the dense part is copied after all rows, at a step that waits for none."""
-        return self._is_overlapping and self._way != "one step"
 
     def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
@@ -479,5 +471,5 @@ class Saver:
         if self._overlap is not None:
             self._overlap.close()
         self._parts.context.sources.close()
-        self.claims.close()
+        self.claims.end()
         self.outcomes.close()

@@ -53,20 +53,17 @@ class Inventory:
         declared: Declared,
         events: TableEvents,
     ) -> None:
-        events.stranger_stepped.append(self.note_stranger)
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
         self._objects = [*declared.objects.values()]
         self._modules = {id(module) for module in model.modules()}
+        # Optimizers that were not given and have stepped.
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        events.stranger_stepped.append(self._strangers.add)
         self._reported: set[str] = set()
         self._names = frozenset(model.state_dict(keep_vars=True))
         self._may_come = frozenset(buffer_forms(model))  # buffers that begin empty
-
-    def note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer that was not given has stepped."""
-        self._strangers.add(optimizer)
 
     def follow_structure(self, watch: TableWatch) -> None:
         """Look up which optimizer updates each table now.
