@@ -28,6 +28,7 @@ from cpr_ext.state.grown_buffers import buffer_forms, copy_unsaved_buffers
 from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
+from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.table_watch import TableWatch
 
 # Counting the rows that are not saved reads every counter, while training waits.
@@ -39,6 +40,7 @@ class DenseCapture:
 
     Args:
         trackers: by table name.
+        inventory: knows what no snapshot holds.
         refuses_nan: raise NanError rather than capture NaN for a snapshot.
 
     Attributes:
@@ -55,6 +57,7 @@ class DenseCapture:
         watch: TableWatch,
         account: RunState,
         declared: Declared,
+        inventory: Inventory,
         *,
         refuses_nan: bool,
     ) -> None:
@@ -66,12 +69,13 @@ class DenseCapture:
         self._trackers = trackers
         self._watch = watch
         self._account = account
+        self._inventory = inventory
         self._refuses_nan = refuses_nan
         self._forms = buffer_forms(model)
         self._is_readable = False
 
-    def capture(self, count_waiting: Callable[[], int] = lambda: 0) -> DensePart:
-        """Return a copy for a snapshot.
+    def capture(self, count_waiting: Callable[[], int] = lambda: 0) -> tuple[DensePart, bool]:
+        """Return a copy for a snapshot, and whether it and the tables are all that there is.
 
         Args:
             count_waiting: returns how many dirty rows it saves as they are now, but later.
@@ -80,13 +84,16 @@ class DenseCapture:
             NanError: a parameter holds NaN, which is refused.
             UsageError: no store can hold it. The first one is read as a recovery reads it.
         """
-        part = self._capture(self._optimizers, self._position(count_waiting))
+        position = self._position(count_waiting)
+        values = self._model.state_dict(keep_vars=True)
+        is_accounted = self._inventory.look(values)
+        part = self._capture(self._optimizers, position, values)
         if not self._is_readable:
             _require_readable(part)
             self._is_readable = True
         if self._refuses_nan:
             refuse_nan(part)
-        return self._with_unsaved(part) if self.keeps_unsaved_buffers else part
+        return self._with_unsaved(part) if self.keeps_unsaved_buffers else part, is_accounted
 
     def content(self) -> bytes:
         """Return the :func:`content_digest` of what :meth:`capture` would return."""
@@ -151,16 +158,15 @@ class DenseCapture:
         if own is not None:
             restore_own_part(own, model, optimizers, tables, declared)
 
-    @staticmethod
-    def position_of(part: DensePart) -> Position:
-        """Return the position in training at which ``part`` was captured."""
-        return read_position(part.tree())
-
     def _capture(
-        self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        position: dict[str, Any],
+        values: Mapping[str, Any] | None = None,
     ) -> DensePart:
-        declared = self.declared
-        return capture_dense(self._model, optimizers, self._tables, position, declared, self._forms)
+        return capture_dense(
+            *(self._model, optimizers, self._tables, position, self.declared, self._forms), values
+        )
 
     def values(self) -> dict[str, Any]:
         """Return the user's values as they are now, by name."""

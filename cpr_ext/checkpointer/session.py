@@ -31,11 +31,11 @@ from cpr_ext.saving.run_state import CostMeter, RunState
 from cpr_ext.saving.saver import Saver, SavingParts
 from cpr_ext.saving.selection import Selector, SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
-from cpr_ext.saving.snapshot_rows import SnapshotContext
+from cpr_ext.saving.snapshot_rows import SnapshotContext, TableSources
+from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
-from cpr_ext.tracking.table_events import ChangeListener
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
@@ -185,6 +185,7 @@ class Session:
         )
         self.dense = DenseCapture(
             *(model, optimizers, tables, self.trackers, self.watch, account, trained.declared),
+            self.inventory,
             refuses_nan=settings.store.refuses_nan,
         )
         self.rebase = RebasePolicy(store, tables, settings.store.rebase_after)
@@ -204,11 +205,14 @@ class Session:
         amount = CaptureAmount(
             *(tables, settings.priority, prioritized),
             lambda: self.recorder.num_lookups + self.watch.rows.num_updates,
+            self.rebase.array_names,
             staging.pipeline.slot_bytes * settings.staging.num_slots,
             overlaps=overlap is not None,
         )
+        sources = TableSources(hashes)
+        self.events.changed_outside.append(sources.forget)
         parts = SavingParts(
-            SnapshotContext(store, selector, staging.pipeline, hashes),
+            SnapshotContext(store, selector, staging.pipeline, hashes, sources),
             *(account, self.rebase, committer, self.watch, self.inventory, self.keys, claims),
             Outcomes(store, account, self.rebase, committer, self.devices),
             *(amount, overlap, self.dense.capture, self.events),
@@ -249,7 +253,7 @@ class Session:
         saver.resume()
         account.note_step(
             num_samples,
-            time.perf_counter() - started + self.watch.held.take(),
+            time.perf_counter() - started + self.watch.take_held_seconds(),
             is_saving=saver.in_flight is not None,
             row_updates=self.recorder.num_lookups + self.watch.rows.num_updates,
         )
@@ -488,10 +492,6 @@ class Session:
 
     # --- for rows that are rebuilt from peers' memory ---
 
-    def keep_unsaved_buffers(self) -> None:
-        """Have snapshots hold buffers that ``state_dict()`` leaves out, from now on."""
-        self.dense.keeps_unsaved_buffers = True
-
     def whole_part(self, values: Mapping[str, Any] | None = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.
 
@@ -522,7 +522,7 @@ class Session:
             StoreError: it is of another model; nothing was changed.
         """
         self.guard.require_open()
-        position = self.dense.position_of(own or part)
+        position = read_position((own or part).tree())
         with self.guard.in_call("rewind()"):
             if self.guard.may_train and own is None and position.step == self.account.step:
                 self.saver.pause()
@@ -548,23 +548,6 @@ class Session:
             self.rebase.forget_base()
             self.keys.forget()
         self.guard.may_train = True
-
-    def listen_to_changes(self, listener: ChangeListener | None) -> None:
-        """Report every change of the tables to ``listener``; None: to nobody."""
-        self.events.listeners[:] = [] if listener is None else [listener]
-
-    def hold_snapshots(self, may_begin: Callable[[bool], bool]) -> None:
-        """Ask before each snapshot begins.
-
-        Args:
-            may_begin: returns whether it may. Called with True for one that does not wait for a
-                later step: then returns when it may.
-        """
-        self.events.may_begin.append(may_begin)
-
-    def check_changes(self) -> None:
-        """Look now for changes of tables outside their optimizers."""
-        self.watch.check()
 
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -462,7 +462,7 @@ class Worker:
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
-            job.checkpointer.session.keep_unsaved_buffers()
+            job.checkpointer.session.dense.keeps_unsaved_buffers = True
             if self._parity is not None:
                 self._parity.attach(job.checkpointer)
         except UsageError:

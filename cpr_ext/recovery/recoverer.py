@@ -29,7 +29,6 @@ from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
-from cpr_ext.tracking.trackers import unsaved_updates
 
 _LIVE, _NEWEST, _OLDER = 2, 1, 0
 
@@ -164,7 +163,9 @@ class Recoverer:
         for tracker, table, begin, end in self._tracked(shards):
             if table.updates_only_looked_up_rows() and counts_are_exact(table, begin, end):
                 findings.add_stale(tracker.num_dirty(begin, end))
-                findings.add_lost_updates(unsaved_updates(tracker, begin, end))
+                has_counts = hasattr(tracker, "sum_counts")  # of updates since a row was captured
+                lost = tracker.sum_counts(begin, end) if has_counts else None
+                findings.add_lost_updates(lost)
             elif begin < end:
                 findings.rows_stale = findings.row_updates_lost = None
         source.copy_rows(findings)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cpr_ext.saving.priorities import Priority
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import Table, moving_tables
 
 #: The share of what one step captures, as measured, that is expected to fit into another.
 _SHARE_OF_STEP = 0.5
@@ -21,6 +21,7 @@ class CaptureAmount:
     Args:
         prioritized: names of the tables to which the priority applies; others are saved whole.
         count_updates: returns the row updates so far.
+        array_names: returns the arrays of a row now, by table; the same object while they are.
         slots_bytes: of all staging slots: as much never waits for the disk.
         overlaps: whether rows are captured while training reads them.
     """
@@ -31,6 +32,7 @@ class CaptureAmount:
         priority: Priority,
         prioritized: Collection[str],
         count_updates: Callable[[], int],
+        array_names: Callable[[], Mapping[str, Sequence[str]]],
         slots_bytes: int,
         *,
         overlaps: bool,
@@ -39,6 +41,9 @@ class CaptureAmount:
         self._priority = priority
         self._prioritized = prioritized
         self._count_updates = count_updates
+        self._array_names = array_names
+        self._names: Mapping[str, Sequence[str]] | None = None  # of which row_bytes are
+        self._row_bytes: list[int] = []
         self._slots_bytes = slots_bytes
         self._overlaps = overlaps
         self._bytes_per_step = 0.0
@@ -79,9 +84,10 @@ class CaptureAmount:
         """
         of_rows = self._of_rows()
         whole = changed = 0
+        moving = moving_tables(self._tables)
         for table, row_bytes in zip(self._tables, of_rows, strict=True):
-            rows, is_known = table.num_embeddings, table.updates_only_looked_up_rows()
-            if kind == "base" or (not is_known and (all_dirty or self._priority.fraction == 1)):
+            rows, moves = table.num_embeddings, table.name in moving
+            if kind == "base" or (moves and (all_dirty or self._priority.fraction == 1)):
                 whole += rows * row_bytes
             elif all_dirty:
                 changed += rows * row_bytes
@@ -99,17 +105,23 @@ class CaptureAmount:
         return 0 if self._known is None else row_bytes * (self._count_updates() - self._known)
 
     def _of_rows(self) -> list[int]:
-        sizes = (t.embedding_dim * t.weight.element_size() for t in self._tables)
-        return [size * len(t.array_names()) for size, t in zip(sizes, self._tables, strict=True)]
+        """Return the bytes of a row of each table."""
+        names = self._array_names()
+        if names is not self._names:
+            sizes = (t.embedding_dim * t.weight.element_size() for t in self._tables)
+            counted = zip(sizes, self._tables, strict=True)
+            self._row_bytes = [size * len(names[table.name]) for size, table in counted]
+            self._names = names
+        return self._row_bytes
 
     def can_fit(self) -> bool:
         """Return whether all dirty rows may be captured within one step, once few are dirty.
 
         Of a table whose optimizer moves all rows all are dirty at each step.
         """
+        moving = moving_tables(self._tables)
         tables = zip(self._tables, self._of_rows(), strict=True)
-        moved = (t.num_embeddings * b for t, b in tables if not t.updates_only_looked_up_rows())
-        return sum(moved) <= self._most
+        return sum(t.num_embeddings * b for t, b in tables if t.name in moving) <= self._most
 
     def fits(self, kind: SnapshotKind, *, all_dirty: bool = False) -> bool:
         """Return whether a snapshot is expected to be captured within one step."""

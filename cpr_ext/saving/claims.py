@@ -113,12 +113,12 @@ class Claims:
         Args:
             spans_of: returns which rows of a table these are; None: all.
         """
-        self._end()
+        self.end()
         self.hashes.record_restored(spans_of)
 
     def forget(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
-        self._end()
+        self.end()
         self.hashes.forget()
 
     def begin_snapshot(self) -> None:
@@ -138,7 +138,7 @@ class Claims:
                 text = "snapshot %d is not checked: rows of '%s' without a gradient changed since"
                 logger.info(text, checked.number, table.name)
                 checked.is_candidate = False
-                self._end()
+                self.end()
                 return
 
     def note_captured(self, snapshot: Snapshot) -> None:
@@ -160,7 +160,7 @@ class Claims:
             if checked is not None and checked.is_candidate:
                 logger.info("snapshot %d is not checked: a newer one is", checked.number)
                 checked.is_candidate = False
-            self._end()
+            self.end()
             self._checked, self._last_slice = snapshot, time.perf_counter()
             self._check_began, self._check_seconds = self._last_slice, 0.0
             self._early_seconds = 0.0
@@ -266,12 +266,12 @@ class Claims:
         if outcome.unknown:
             logger.info("snapshot %d is not checked: %s", checked.number, outcome.unknown)
             checked.is_candidate = False
-            self._end()
+            self.end()
         elif outcome.found:
             self._deny(outcome.found)
         elif outcome.has_ended:
             self._account.metrics.checks += 1
-            self._end()
+            self.end()
             checked.is_complete = checked.is_candidate
             if checked.is_done:
                 self.record(checked)
@@ -314,7 +314,7 @@ class Claims:
         if (checked := self._checked) is not None and checked.is_candidate:
             checked.is_candidate = False
             logger.warning("snapshot %d is no full-recovery point: rows differ", checked.number)
-        self._end()
+        self.end()
         changes = self._watch.changes
         self._watch.check(replaced=True)  # what PyTorch has counted is reported as such
         unseen = [each for each in found if not changes.is_changed(each.table)]
@@ -326,11 +326,8 @@ class Claims:
                 "something writes past PyTorch, such as weight.data or another library",
             )
 
-    def close(self) -> None:
-        """Make no check any more."""
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the check that is being made, if one is."""
         self.hashes.end_pass()
         self._checked, self._is_comparing, self._early = None, False, []
         self._outcome = None
@@ -357,7 +354,7 @@ class Claims:
     def note_done(self, snapshot: Snapshot) -> None:
         """Note that a snapshot was committed, or failed."""
         if snapshot.error is not None and snapshot is self._checked:
-            self._end()
+            self.end()
         if snapshot.error is None and snapshot.is_recorded:
             self._note_complete(snapshot)
         self.record(snapshot)

@@ -12,7 +12,6 @@ from cpr_ext.errors import UsageError
 from cpr_ext.runtime.cuda import device_of, record_on_stream
 from cpr_ext.runtime.validation import as_number, as_whole_number
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.trackers import native_tracker
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class MostFrequentlyUsed(Priority):
     """MFU: the rows looked up most often since they were last saved. 4 bytes per row."""
 
     def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
-        return _tracker("AccessCounter", table)
+        return _tracker("AccessCounter", table, num_rows=table.num_embeddings)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class SubSampledUsed(Priority):
         return _tracker(
             "RowSampler",
             table,
+            num_rows=table.num_embeddings,
             capacity=self.budget(table.num_embeddings),
             period=self.period,
             seed=self.seed,
@@ -85,9 +85,8 @@ class LargestChange(Priority):
 
     def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
         weight = table.weight.detach()
-        device = device_of(weight)
         record_on_stream(weight)
-        return native_tracker("ChangeMeter", device, name=table.name, weight=weight)
+        return _tracker("ChangeMeter", table, weight=weight)
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,17 @@ class AllRows(Priority):
     fraction: float = 1.0
 
     def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
-        return _tracker("DirtyRows", table)
+        return _tracker("DirtyRows", table, num_rows=table.num_embeddings)
 
 
 def _tracker(kind: str, table: Table, **options: Any) -> native.RowTracker:
-    device = device_of(table.weight)
-    return native_tracker(kind, device, name=table.name, num_rows=table.num_embeddings, **options)
+    """Make a native tracker of a class on the CPU, or of its like for the GPU of a table."""
+    if (device := device_of(table.weight)) is not None:
+        kind, options = f"Device{kind}", {**options, "device": device}
+    tracker: native.RowTracker = getattr(native, kind)(name=table.name, **options)
+    return tracker
 
 
 def make_tracker(priority: Priority, table: Table, is_prioritized: bool) -> native.RowTracker:
     """Return the tracker of a table; one to which no priority applies is counted row by row."""
-    return priority.make_tracker(table) if is_prioritized else _tracker("AccessCounter", table)
+    return (priority if is_prioritized else MostFrequentlyUsed()).make_tracker(table)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,15 +39,9 @@ class UnknownRowsError(Exception):
     """Rows cannot be compared with what was saved; says why."""
 
 
-class RowRecorder(NamedTuple):
-    """The native hashes in which captured rows are recorded.
-
-    Attributes:
-        hashes: of the first ``num_arrays`` arrays of a row, as it is captured.
-    """
-
-    hashes: Any
-    num_arrays: int
+#: What records captured rows, as the native pipeline takes it: hashes of so many arrays of a row,
+#: the first ones; None: nothing does.
+RecordedHashes = tuple[native.RowHashes | None, int]
 
 
 class TableHashes:
@@ -69,7 +63,7 @@ class TableHashes:
         self._pool = pool
         self.native = self._make()
         #: The name, dtype and row shape of each array of rows that have hashes; empty: none has.
-        self._form: Any = ()
+        self.form: Any = ()
 
     def _make(self) -> Any:
         return native.HostRowHashes(name=self.table.name, num_rows=self.table.num_embeddings)
@@ -84,19 +78,19 @@ class TableHashes:
 
     def _hashed(self, arrays: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
-        if form != self._form:
-            if self._form:
+        if form != self.form:
+            if self.form:
                 self.forget()
-            self._form = form
+            self.form = form
         return [array for name, array in arrays.items() if not is_key_array(name)]
 
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""
         self.native.forget()
 
-    def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+    def recorder(self, arrays: Mapping[str, torch.Tensor]) -> RecordedHashes:
         """Return what records rows of the table's arrays that are captured now."""
-        return RowRecorder(self.native, len(self._hashed(arrays)))
+        return self.native, len(self._hashed(arrays))
 
     def record_range(self, begin: int, end: int) -> None:
         """Record rows [begin, end) as they are, which is as they are saved."""
@@ -284,9 +278,13 @@ class SavedHashes:
                 return name
         return None
 
-    def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RowRecorder:
+    def recorder_of(self, table: Table, arrays: Mapping[str, torch.Tensor]) -> RecordedHashes:
         """Return what is to record rows of a table's arrays when they are captured."""
         return self._tables[table.name].recorder(arrays)
+
+    def form_of(self, table: Table) -> object:
+        """Return what stays the same object while a table's hashes are of the same arrays."""
+        return self._tables[table.name].form
 
     def check_changing(
         self, changing: Iterable[tuple[Table, torch.Tensor]]
@@ -323,7 +321,7 @@ class SavedHashes:
         self.is_overwritten = False
         # Small ones first: each snapshot holds them whole, and records all their rows.
         wanted = (each for name, each in self._tables.items() if name in tables)
-        self._left = deque(sorted(wanted, key=_num_rows))
+        self._left = deque(sorted(wanted, key=lambda each: each.table.num_embeddings))
         self._is_passing = True
         with _as_unknown():
             for each in self._left:
@@ -364,10 +362,6 @@ class SavedHashes:
                     waiting.append(self._left.popleft())
         self._left.extend(waiting)
         return found, not self._left
-
-
-def _num_rows(hashes: TableHashes) -> int:
-    return hashes.table.num_embeddings
 
 
 @contextmanager

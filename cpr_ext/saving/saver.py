@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +17,7 @@ from cpr_ext.saving.run_state import RunState
 from cpr_ext.saving.schedules import Progress
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.saving.snapshot import CaptureDense, DenseSource, Snapshot
+from cpr_ext.saving.snapshot import CaptureDense, Snapshot
 from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.tracking.inventory import Inventory
@@ -248,7 +247,8 @@ class Saver:
             parts.amount.forget()
         parts.keys.look()
         self._arrays = parts.rebase.array_names()
-        self._is_overlapping = not at_once and self._may_overlap
+        overlap = self._overlap
+        self._is_overlapping = not (at_once or overlap is None or overlap.was_broken)
         write = self._options.write
         if self._is_overlapping:
             write = replace(write, max_chunk_bytes=_CHUNK_BYTES)
@@ -258,8 +258,7 @@ class Saver:
         parts.amount.begin()
         self._begun_at = self._account.step
         self._had_rows = False
-        dense = DenseSource(parts.capture_dense, _looking(parts.inventory, parts.account))
-        snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
+        snapshot = Snapshot(self._next_number, kind, parts.context, parts.capture_dense, write)
         snapshot.rows.are_all_dirty = all_dirty
         self._next_number += 1
         self.in_flight = snapshot
@@ -278,10 +277,6 @@ class Saver:
             snapshot.begin_choosing()
         self.claims.note_captured(snapshot)
         return snapshot
-
-    @property
-    def _may_overlap(self) -> bool:
-        return self._overlap is not None and not self._overlap.was_broken
 
     def pause(self) -> None:
         """Wait until no other thread uses tables or trackers."""
@@ -309,14 +304,9 @@ class Saver:
             self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
         had_rows, self._had_rows = self._had_rows, self.in_flight.has_rows_left
-        if had_rows and not self._had_rows and self._copies_dense_last:
-            return  # this step has waited for rows
+        if had_rows and not self._had_rows and self._way != "one step":
+            return  # this step has waited for rows: the dense part is copied at the next
         self.advance(rows=False)
-
-    @property
-    def _copies_dense_last(self) -> bool:
-        """Whether the dense part is copied after all rows, at a step that waits for none."""
-        return self._is_overlapping and self._way != "one step"
 
     def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
@@ -480,19 +470,6 @@ class Saver:
         """End the threads; may be called again, also after an interrupt."""
         if self._overlap is not None:
             self._overlap.close()
-        self.claims.close()
+        self._parts.context.sources.close()
+        self.claims.end()
         self.outcomes.close()
-
-
-def _looking(inventory: Inventory, account: RunState) -> Callable[[], bool]:
-    """Look up what no snapshot holds, for the caller to hear of; return what does so later.
-
-    The model may change in the steps until the dense part is copied.
-    """
-    inventory.look()
-    step = account.step
-
-    def is_accounted() -> bool:
-        return inventory.look() if account.step != step else not inventory.unaccounted
-
-    return is_accounted

@@ -13,6 +13,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.runtime.cuda import stager_of
+from cpr_ext.saving.saved_hashes import RecordedHashes
 from cpr_ext.saving.selection import RowIds, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.precision import EXACT, Precision
@@ -27,24 +28,31 @@ BLOCK_BYTES = 0
 #: A captured chunk: table, first row, number of rows, step; no checksums yet.
 CapturedChunk = tuple[int, int, int, int, list[int]]
 
-#: What records hashes of rows, as the native pipeline takes it: see ``RowRecorder``.
-RecordedHashes = tuple[native.RowHashes | None, int]
+#: Address, shape, strides, dtype and device of a tensor.
+Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """Return what is equal while a tensor has the same memory, in the same form."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """What segments capture the rows of one table from: made once for all of a snapshot.
+    """What segments capture the rows of one table from.
 
     Attributes:
         arrays: the memory to capture.
         table: the native description of it, for the header and the pipeline.
-        live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
+        places: where each array was when this was made, and in which form.
+        row_bytes: bytes of a row, as training has it.
         hashes: what records captured rows, as the native pipeline takes it.
     """
 
     arrays: Mapping[str, torch.Tensor]
     table: native.SegmentTable
-    live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    places: Mapping[str, Place]
+    row_bytes: int
     hashes: RecordedHashes = (None, 0)
 
     def rows(self, row_ids: RowIds) -> Source:
@@ -55,21 +63,12 @@ class TableSource:
         """Return so many rows from ``begin`` on, for one segment."""
         return Source(self, self.table.with_range(begin, num_rows))
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, as training has it."""
-        return sum(array.nbytes // len(array) for array in self.arrays.values())
-
-    @property
-    def was_replaced(self) -> bool:
-        """Return whether training now uses other memory than this."""
-        if self.live_arrays is None:
-            return False
-        live = self.live_arrays()
-        return any(
-            name not in live or live[name].data_ptr() != tensor.data_ptr()
-            for name, tensor in self.arrays.items()
-        )
+    def is_of(self, live: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether these arrays, which training uses now, are those, of the same form."""
+        for name, place in self.places.items():
+            if name not in live or place_of(live[name]) != place:
+                return False
+        return True
 
 
 class Source(NamedTuple):
@@ -106,7 +105,6 @@ def table_source(
     precision_of: Callable[[str], str] = lambda array: EXACT,
     *,
     shape: Sequence[int] | None = None,
-    live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None,
     is_packed: bool = False,
     hashes: RecordedHashes = (None, 0),
 ) -> TableSource:
@@ -132,7 +130,9 @@ def table_source(
         stored=texts.stored,
         shape=None if shape is None else ",".join(map(str, shape)),
     )
-    return TableSource(arrays, table, live_arrays, hashes)
+    places = {name: place_of(tensor) for name, tensor in arrays.items()}
+    row_bytes = sum(array.nbytes // max(1, len(array)) for array in arrays.values())
+    return TableSource(arrays, table, places, row_bytes, hashes)
 
 
 def dense_sources(part: DensePart) -> list[Source]:

@@ -11,7 +11,7 @@ import numpy as np
 from cpr_ext._native import native
 from cpr_ext.runtime.cuda import record_on_stream
 from cpr_ext.saving.priorities import AllRows, Priority
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import Table, moving_tables
 from cpr_ext.tracking.key_watch import KeyWatch
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
@@ -37,16 +37,6 @@ class Selection:
     def num_rows(self) -> int:
         """Rows selected."""
         return self.table.num_embeddings if self.row_ids is None else len(self.row_ids)
-
-    def num_dirty(self) -> int:
-        """Count the rows that are dirty; of chosen ones all are."""
-        if self.row_ids is not None:
-            return self.num_rows
-        return int(self.tracker.num_dirty(0, self.table.num_embeddings))
-
-    def has_all_dirty(self) -> bool:
-        """Return whether no other row is dirty."""
-        return self.num_rows == self.tracker.num_dirty(0, self.table.num_embeddings)
 
     def forget(self) -> None:
         """Free the row ids: all is saved."""
@@ -85,6 +75,10 @@ class Selector:
         """Count the dirty rows of all tables."""
         return sum(native.num_dirty_of(list(self._trackers.values())))
 
+    def moving(self) -> frozenset[str]:
+        """Return the names of the tables whose optimizer now moves rows without a gradient."""
+        return moving_tables(self.tables)
+
     def base(self, table: Table) -> Selection:
         """Return all rows of a table."""
         self._keys.must_save(table)  # raises for wrong keys
@@ -103,22 +97,23 @@ class Selector:
     def partial(
         self,
         table: Table,
+        moving: Collection[str],
         stop: native.StopFlag | None = None,
         *,
-        dirty_but: Collection[str] | None = None,
+        all_dirty: bool = False,
     ) -> Selection | None:
         """Choose the rows of a table to save first, at most the fraction if a priority applies.
 
         Args:
+            moving: names of tables whose optimizer moves rows without a gradient.
             stop: a native ``StopFlag``. Returns None if it is set before the rows are found.
-            dirty_but: all dirty rows, and all rows of these tables; None: by priority.
+            all_dirty: choose all dirty rows, whatever the priority.
         """
         tracker, num_rows = self._trackers[table.name], table.num_embeddings
         must = None if table.slots is None else self._keys.must_save(table)
-        is_prioritized = dirty_but is not None or table.name in self._prioritized
-        saves_all = dirty_but is not None or self._saves_all
-        is_moved = not table.updates_only_looked_up_rows() or table.name in (dirty_but or ())
-        if not is_prioritized or (saves_all and is_moved):
+        is_prioritized = all_dirty or table.name in self._prioritized
+        saves_all = all_dirty or self._saves_all
+        if not is_prioritized or (saves_all and table.name in moving):
             return Selection(table, tracker)
         if saves_all:
             found, budget = tracker.dirty_rows(), num_rows + 1
@@ -160,20 +155,24 @@ class Selector:
     def _saves_all(self) -> bool:
         return isinstance(self._priority, AllRows) and self._priority.fraction == 1
 
-    def are_complete(self, selections: Sequence[Selection], *, is_captured: bool) -> bool:
+    def are_complete(
+        self, selections: Sequence[Selection], moving: Collection[str], *, is_captured: bool
+    ) -> bool:
         """Return whether no row is dirty once all are captured.
 
         Args:
             selections: of all tables.
+            moving: names of tables whose optimizer moves rows without a gradient.
             is_captured: all rows of the selections are captured, so that no tracker has them.
         """
         partial = [each for each in selections if each.row_ids is not None]
         if self.any_changed():
             return False
-        if not all(each.table.updates_only_looked_up_rows() for each in partial):
+        if any(each.table.name in moving for each in partial):
             return False
         if not is_captured:
-            return all(each.has_all_dirty() for each in partial)
+            num_dirty = native.num_dirty_of([each.tracker for each in partial])
+            return num_dirty == [each.num_rows for each in partial]
         # Rows of whole tables may have changed since they were captured, in the same step.
         return native.are_clean(
             [each.tracker for each in selections],

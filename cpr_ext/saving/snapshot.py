@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 from cpr_ext._native import native
@@ -25,21 +24,8 @@ from cpr_ext.storage.segment_header import point_metadata
 
 State = Literal["capturing", "captured", "committed", "failed"]
 # Copies all that is not a row, given what counts dirty rows that are saved, but captured later.
-CaptureDense = Callable[[Callable[[], int]], DensePart]
-
-
-@dataclass(frozen=True)
-class DenseSource:
-    """Where the dense part of a snapshot comes from, and where it goes.
-
-    Attributes:
-        capture: copies everything that is not a row.
-        is_accounted: looks up, just before ``capture``, whether the tables and the dense part are
-            all that training carries on.
-    """
-
-    capture: CaptureDense
-    is_accounted: Callable[[], bool]
+# Also returns whether the tables and the copy are all that training carries on.
+CaptureDense = Callable[[Callable[[], int]], tuple[DensePart, bool]]
 
 
 class Snapshot:
@@ -73,7 +59,7 @@ class Snapshot:
         number: int,
         kind: SnapshotKind,
         context: SnapshotContext,
-        dense: DenseSource,
+        capture_dense: CaptureDense,
         options: WriteOptions,
     ) -> None:
         self.number = number
@@ -95,7 +81,7 @@ class Snapshot:
         self._context = context
         self._keys = context.selector.describe_keys()
         self._direct_io = options.direct_io
-        self._source = dense
+        self._copy_dense = capture_dense
         self._dense: DensePart | None = None
         self._done = threading.Event()
         self._is_committing = False
@@ -198,11 +184,9 @@ class Snapshot:
             self.rows.first_step = step
         self.last_step = step
         self.num_samples = num_samples
-        is_accounted = self._source.is_accounted()
-        is_of_one_step = self.rows.first_step == step
-        self.is_candidate = is_of_one_step and is_accounted and self.rows.are_complete()
-        self.compared = self.rows.tables_to_compare(were_captured_at_once=self.is_at_once)
-        self._dense = self._source.capture(self.rows.count_waiting)
+        holds_all, self.compared = self.rows.judge(were_captured_at_once=self.is_at_once)
+        self._dense, is_accounted = self._copy_dense(self.rows.count_waiting)
+        self.is_candidate = self.rows.first_step == step and is_accounted and holds_all
 
     def commit(self) -> None:
         """Finish both segments and commit them together. On the commit thread."""

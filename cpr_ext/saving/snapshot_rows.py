@@ -6,7 +6,7 @@ commit thread after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from cpr_ext.saving.segment_capture import (
     table_source,
 )
 from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
 
@@ -36,18 +36,63 @@ logger = logger_of("saving")
 _MOST_STOPS = 3
 
 
+class TableSources:
+    """What rows are captured from, kept from snapshot to snapshot.
+
+    A table has another one once the memory, form or precision of an array is another than then.
+    Until that is seen, the memory that it had stays alive.
+
+    Args:
+        hashes: record captured rows.
+    """
+
+    def __init__(self, hashes: SavedHashes) -> None:
+        self._hashes = hashes
+        # By table: what its hashes take for its form, the precision of its weight, and the source.
+        self._kept: dict[str, tuple[object, str, TableSource]] = {}
+
+    def of(self, table: Table, precision_of: Callable[[str], str]) -> TableSource:
+        """Return what rows of a table are captured from, as it is now.
+
+        Args:
+            precision_of: of an array of the table, by its name; that of state is always the same.
+
+        Raises:
+            UsageError: its weight was replaced, or it cannot be stored any more.
+        """
+        arrays, precision = table.arrays(), precision_of(WEIGHT)
+        form, known, source = self._kept.get(table.name, (None, "", None))
+        is_like = known == precision and form is self._hashes.form_of(table)
+        if source and is_like and [*arrays] == [*source.arrays] and source.is_of(arrays):
+            return source
+        hashes = self._hashes.recorder_of(table, arrays)
+        source = table_source(table.name, arrays, precision_of, hashes=hashes)
+        self._kept[table.name] = self._hashes.form_of(table), precision, source
+        return source
+
+    def forget(self, table: Table) -> None:
+        """Let go of the memory that a table had."""
+        self._kept.pop(table.name, None)
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._kept.clear()
+
+
 @dataclass(frozen=True)
 class SnapshotContext:
     """What the snapshots of a store share.
 
     Attributes:
         hashes: of captured rows.
+        sources: what they are captured from.
     """
 
     store: Store
     selector: Selector
     pipeline: native.SnapshotPipeline
     hashes: SavedHashes
+    sources: TableSources
 
 
 class SnapshotRows:
@@ -76,7 +121,7 @@ class SnapshotRows:
         self.are_of_fixed_step = False
         self.is_committed = False
         self._are_gathered = False
-        self._moved: set[str] = set()  # tables of which all rows were dirty at the step
+        self._moving: frozenset[str] = frozenset()  # tables of which all rows are dirty at a step
         self._context = context
         self._number = number
         self._id = snapshot_id
@@ -87,7 +132,7 @@ class SnapshotRows:
         self._pending: dict[str, native.PendingRows] = {}  # what GPUs choose, by table
         self._num_stopped = 0  # so often choosing rows of the next table was interrupted
         self._selections: list[Selection] = []  # but for tables without rows to save
-        self._tables: dict[str, TableSource] = {}
+        self._tables: dict[str, tuple[Table, TableSource]] = {}
         self._sources: list[Source] | None = None  # the copies of GPUs; None: the tables
         self._segment: SegmentCapture | None = None  # None: not begun
         # What trackers forgot of captured rows, put back if the segment is not committed.
@@ -137,10 +182,12 @@ class SnapshotRows:
         """
         if self.are_chosen:
             return True
+        moving = self._moving | self._context.selector.moving()
         for table in self._context.selector.tables[len(self._chosen) :]:
             if not wait and self._is_pending:
                 return False
-            found = self._choose(table, None if self._num_stopped >= _MOST_STOPS else stop)
+            stopped_by = None if self._num_stopped >= _MOST_STOPS else stop
+            found = self._choose(table, moving, stopped_by)
             if found is not None:
                 self._chosen.append(found)
             self._num_stopped = self._num_stopped + 1 if found is None else 0
@@ -154,13 +201,15 @@ class SnapshotRows:
                 self._context.hashes.note_whole(each.table)
         return True
 
-    def _choose(self, table: Table, stop: native.StopFlag | None) -> Selection | None:
+    def _choose(
+        self, table: Table, moving: Collection[str], stop: native.StopFlag | None
+    ) -> Selection | None:
         selector = self._context.selector
         if self._kind == "base":
             return selector.base(table)
         if (pending := self._pending.pop(table.name, None)) is not None:
             return selector.end_partial(table, pending)
-        return selector.partial(table, stop, dirty_but=self._moved if self.are_all_dirty else None)
+        return selector.partial(table, moving, stop, all_dirty=self.are_all_dirty)
 
     def _begun(self) -> SegmentCapture:
         """Return the capture of the segment, which begins now if it had not."""
@@ -196,12 +245,9 @@ class SnapshotRows:
     def _table(self, table: Table) -> TableSource:
         """Return what rows of a table are captured from."""
         if (known := self._tables.get(table.name)) is None:
-            arrays = table.arrays()
-            hashes = self._context.hashes.recorder_of(table, arrays)
-            known = self._tables[table.name] = table_source(
-                table.name, arrays, self._precision_of, live_arrays=table.arrays, hashes=hashes
-            )
-        return known
+            known = table, self._context.sources.of(table, self._precision_of)
+            self._tables[table.name] = known
+        return known[1]
 
     def _watch(self, sources: Sequence[Source]) -> native.CapturedRows:
         """Have trackers forget each row of the sources when it is captured."""
@@ -232,7 +278,7 @@ class SnapshotRows:
         Raises:
             SnapshotError: a table's memory was replaced since the snapshot began.
         """
-        if any(table.was_replaced for table in self._tables.values()):
+        if not all(source.is_of(table.arrays()) for table, source in self._tables.values()):
             raise SnapshotError(
                 "a table or its optimizer state was replaced while it was being saved (model.to(), "
                 "load_state_dict() or a new parameter); call wait() before such a change"
@@ -258,9 +304,6 @@ class SnapshotRows:
 
     def fix(self, step: int) -> None:
         """Make all rows those of ``step``, whenever they are captured."""
-        self._moved = {
-            t.name for t in self._context.selector.tables if not t.updates_only_looked_up_rows()
-        }
         self.first_step = step
         self.are_of_fixed_step = True
 
@@ -283,33 +326,28 @@ class SnapshotRows:
         """Whether all rows that were dirty when they were chosen are among them."""
         return self.are_chosen and all(each.has_room for each in self._chosen)
 
-    def are_complete(self) -> bool:
-        """Return whether with them the store holds every row as it is."""
-        selector = self._context.selector
-        if self.are_all_dirty and self.are_of_fixed_step:
-            return not selector.any_changed()
-        is_captured = self._are_gathered or not self.are_of_fixed_step
-        return selector.are_complete(self._chosen, is_captured=is_captured)
-
-    def tables_to_compare(self, *, were_captured_at_once: bool) -> frozenset[str]:
-        """Return the names of tables of which rows may differ from what the store holds then.
-
-        Those whose optimizer moves rows without a gradient cannot be compared, and are left out.
+    def judge(self, *, were_captured_at_once: bool) -> tuple[bool, frozenset[str]]:
+        """Judge what the store holds with them, at the step of the dense part.
 
         Args:
-            were_captured_at_once: between two steps: of tables that it holds whole, none may.
-        """
-        return frozenset(
-            table.name
-            for index, table in enumerate(self._context.selector.tables)
-            if table.updates_only_looked_up_rows()
-            and not (were_captured_at_once and self._holds_whole(index))
-        )
+            were_captured_at_once: between two steps: of tables that it holds whole, no row differs.
 
-    def _holds_whole(self, table: int) -> bool:
-        if self.are_all_dirty and not self.are_chosen:
-            return False
-        return self._chosen[table].row_ids is None
+        Returns:
+            Whether it holds every row as it is, as far as trackers know; and the names of tables of
+            which rows may differ all the same. Those whose optimizer moves rows without a gradient
+            cannot be compared, and are left out.
+        """
+        selector = self._context.selector
+        self._moving = selector.moving()
+        held: set[str] = set()
+        if were_captured_at_once and (self.are_chosen or not self.are_all_dirty):
+            held = {each.table.name for each in self._chosen if each.row_ids is None}
+        compared = {table.name for table in selector.tables} - self._moving - held
+        if self.are_all_dirty and self.are_of_fixed_step:
+            return not selector.any_changed(), frozenset(compared)
+        is_captured = self._are_gathered or not self.are_of_fixed_step
+        is_complete = selector.are_complete(self._chosen, self._moving, is_captured=is_captured)
+        return is_complete, frozenset(compared)
 
     def count_waiting(self) -> int:
         """Return dirty rows that are saved, but captured later."""
@@ -317,7 +355,9 @@ class SnapshotRows:
             return 0
         if self.are_all_dirty:
             return self._context.selector.num_dirty()
-        return sum(each.num_dirty() for each in self._selections)
+        whole = [each.tracker for each in self._selections if each.row_ids is None]
+        chosen = sum(each.num_rows for each in self._selections if each.row_ids is not None)
+        return chosen + sum(native.num_dirty_of(whole))
 
     def finish(self, num_samples: int) -> SegmentRecord | None:
         """Finish the segment; return what the manifest is to say of it; None: there are no rows.

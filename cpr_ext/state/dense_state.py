@@ -320,15 +320,18 @@ def capture_dense(
     extra: Any,
     declared: Declared = Declared(),  # noqa: B008 - it is frozen
     forms: BufferForms | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now.
 
     Args:
         forms: those of buffers when the Checkpointer was made.
+        values: the model's ``state_dict(keep_vars=True)``; None: asked for.
     """
     table_names = {id(table.weight): table.name for table in tables}
     keys = _key_ids(tables)
-    values = model.state_dict(keep_vars=True)
+    if values is None:
+        values = model.state_dict(keep_vars=True)
     tree = {
         "model": {
             name: _as_tensor(value)

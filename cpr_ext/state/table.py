@@ -166,13 +166,16 @@ class Table:
             UsageError: what the modules look rows up in is not this weight any more, or it has
                 another shape or dtype; or a state cannot be saved.
         """
-        replaced = any(module.weight is not self.weight for module in self.modules)
-        if replaced or (self.weight.shape, self.weight.dtype) != self._form:
+        weight, is_replaced = self.weight, False
+        for module in self.modules:  # no generator: thousands of tables are asked at once
+            is_replaced = is_replaced or module.weight is not weight
+        if is_replaced or (weight.shape, weight.dtype) != self._form:
             raise UsageError(
                 f"table {self.name!r}: its weight was replaced, or has another shape or dtype than "
                 "when the Checkpointer was made; make a new Checkpointer after such a change"
             )
-        return {WEIGHT: self.weight.detach(), **self.row_states(), **self.key_arrays()}
+        arrays = {WEIGHT: weight.detach(), **self.row_states()}
+        return arrays if self.slots is None else arrays | self.key_arrays()
 
     def clean_arrays(self) -> dict[str, torch.Tensor]:
         """Return :meth:`arrays` for one who reads only rows that no tracker calls dirty."""
@@ -256,6 +259,27 @@ class Table:
         if self.optimizer is None or group is None:
             return True  # it was frozen: nothing updates it
         return _is_known(self.optimizer) and not _decays(group)
+
+
+def moving_tables(tables: Iterable[Table]) -> frozenset[str]:
+    """Return the names of the tables of which a step may change rows that were not looked up.
+
+    See :meth:`Table.updates_only_looked_up_rows`. Each parameter group is asked once.
+    """
+    asked: set[int] = set()  # ids of optimizers
+    moves: dict[int, bool] = {}  # by id of a group
+    found = []
+    for table in tables:
+        optimizer, of_table = table.optimizer, None
+        if optimizer is not None:
+            if id(optimizer) not in asked:
+                asked.add(id(optimizer))
+                is_known = _is_known(optimizer)
+                moves |= {id(g): not is_known or _decays(g) for g in optimizer.param_groups}
+            of_table = moves.get(id(table._known_group))
+        if not table.updates_only_looked_up_rows() if of_table is None else of_table:
+            found.append(table.name)
+    return frozenset(found)
 
 
 def may_move_rows(optimizer: torch.optim.Optimizer) -> bool:

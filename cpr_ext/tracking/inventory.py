@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +43,6 @@ class Inventory:
 
     Args:
         declared: what the user names.
-
-    Attributes:
-        unaccounted: what no snapshot holds, one phrase each.
     """
 
     def __init__(
@@ -56,21 +53,17 @@ class Inventory:
         declared: Declared,
         events: TableEvents,
     ) -> None:
-        events.stranger_stepped.append(self.note_stranger)
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
         self._objects = [*declared.objects.values()]
         self._modules = {id(module) for module in model.modules()}
+        # Optimizers that were not given and have stepped.
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        events.stranger_stepped.append(self._strangers.add)
         self._reported: set[str] = set()
-        self.unaccounted: list[str] = []
         self._names = frozenset(model.state_dict(keep_vars=True))
         self._may_come = frozenset(buffer_forms(model))  # buffers that begin empty
-
-    def note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer that was not given has stepped."""
-        self._strangers.add(optimizer)
 
     def follow_structure(self, watch: TableWatch) -> None:
         """Look up which optimizer updates each table now.
@@ -106,19 +99,22 @@ class Inventory:
                 if id(module) in self._modules and id(module) not in modules:
                     raise UsageError(_REPLACED.format(name=table.name))
 
-    def look(self) -> bool:
-        """Look up what is unaccounted, and warn of what was not before; return whether all is."""
-        self.unaccounted = []
-        for what, remedy in self._unaccounted():
-            self.unaccounted.append(what)
+    def look(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a snapshot holds all of it; warn of what it does not, once.
+
+        Args:
+            values: the model's ``state_dict(keep_vars=True)``.
+        """
+        is_accounted = True
+        for what, remedy in self._unaccounted(values):
+            is_accounted = False
             if what not in self._reported:
                 self._reported.add(what)
                 text = _NOT_SAVED.format(what=what, remedy=remedy)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
-        return not self.unaccounted
+        return is_accounted
 
-    def _unaccounted(self) -> Iterator[_Unaccounted]:
-        values = self._model.state_dict(keep_vars=True)
+    def _unaccounted(self, values: Mapping[str, Any]) -> Iterator[_Unaccounted]:
         saved = {id(value) for value in values.values()}
         saved |= {id(table.weight) for table in self._tables}
         yield from self._of_other_names(values.keys())

@@ -9,7 +9,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.state.table import Table, is_row_state, may_move_rows
+from cpr_ext.state.table import Table, is_row_state, may_move_rows, moving_tables
 from cpr_ext.tracking.gradient_rows import GradientRows
 from cpr_ext.tracking.table_events import TableEvents
 
@@ -164,7 +164,7 @@ class OutsideChanges:
         """
         if self.any_changed or self._moved or self._rows.unlisted:
             return False
-        return all(table.updates_only_looked_up_rows() for table in self._tables)
+        return not moving_tables(self._tables)
 
     def look(self, indexes: Collection[int] | None = None) -> None:
         """Look for changes in these tables; None: in all, and for replaced tensors, too."""

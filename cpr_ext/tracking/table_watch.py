@@ -81,22 +81,6 @@ def with_closure(closure: Callable[[], Any], args: Any, kwargs: Any) -> tuple[An
     return (args[0], closure, *args[2:]), kwargs  # the first is the optimizer
 
 
-class HeldTime:
-    """Seconds for which hooks blocked training."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def add_since(self, started: float) -> None:
-        """Add the time since ``started``, of ``time.perf_counter()``."""
-        self._seconds += time.perf_counter() - started
-
-    def take(self) -> float:
-        """Return and reset the seconds."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-
 @dataclass
 class _Step:
     """An optimizer's step() that is being made.
@@ -120,7 +104,6 @@ class TableWatch:
     Attributes:
         changes: outside of optimizers' steps.
         rows: counted so far.
-        held: how long the hooks blocked training.
         has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
             that the Checkpointer knows.
     """
@@ -139,7 +122,7 @@ class TableWatch:
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
         self.rows = GradientRows(tables, [trackers[table.name] for table in tables], pool)
         self.changes = OutsideChanges(tables, self._by_weight, self.rows, events)
-        self.held = HeldTime()
+        self._held_seconds = 0.0
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[int, int]] = {}  # numbers: before and after, by optimizer
         self._foreign_tables: set[int] = set()
@@ -185,6 +168,14 @@ class TableWatch:
         """Begin a step: all changes of the model so far belong to the last one."""
         self._running.clear()  # an optimizer's step may have ended by an exception
         self.has_stepped = False
+
+    def take_held_seconds(self) -> float:
+        """Return for how long hooks blocked training since the last call."""
+        seconds, self._held_seconds = self._held_seconds, 0.0
+        return seconds
+
+    def _note_held(self, started: float) -> None:
+        self._held_seconds += time.perf_counter() - started
 
     def check(self, *, replaced: bool = False) -> None:
         """Look for changes outside of optimizers' steps; their tables count as changed.
@@ -276,10 +267,10 @@ class TableWatch:
         changes.note_step(optimizer, owned)
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
-            self.held.add_since(started)
+            self._note_held(started)
             return with_closure(self._noting(closure, owned, step), args, kwargs)
         step.written.update(self._count_gradients(owned))
-        self.held.add_since(started)
+        self._note_held(started)
         return None
 
     def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> _Step:
@@ -306,12 +297,12 @@ class TableWatch:
             self.changes.versions.accept_tables(
                 step.written
             )  # by the step, since the closure last ran
-            self.held.add_since(started)
+            self._note_held(started)
             loss = closure()
             started = time.perf_counter()
             self.changes.look(range(len(self._tables)))
             step.written.update(self._count_gradients(owned))
-            self.held.add_since(started)
+            self._note_held(started)
             return loss
 
         return run_and_note
@@ -324,4 +315,4 @@ class TableWatch:
         while (step := running.pop()).optimizer is not optimizer:
             pass  # a step inside of this one that ended by an exception
         self.changes.versions.accept_tables(step.written)
-        self.held.add_since(started)
+        self._note_held(started)

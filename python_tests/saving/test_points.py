@@ -97,9 +97,9 @@ def test_what_fits_into_a_step_is_learnt_from_snapshots():
     model = torch.nn.Embedding(1000, 8, sparse=True)
     tables = find_tables(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     updates = [0]
-    amount = CaptureAmount(
-        tables, cpr_ext.AllRows(), {tables[0].name}, lambda: updates[0], 1 << 20, overlaps=True
-    )
+    names = {tables[0].name: tables[0].array_names()}
+    of_rows = (lambda: updates[0], lambda: names, 1 << 20)
+    amount = CaptureAmount(tables, cpr_ext.AllRows(), {*names}, *of_rows, overlaps=True)
     assert not amount.fits("base")  # nothing was measured
     amount.begin()
     amount.note_committed("base", 32_000, 4, has_all=True)
@@ -112,5 +112,5 @@ def test_what_fits_into_a_step_is_learnt_from_snapshots():
     assert amount.steps("partial") == 2
     amount.forget()
     assert amount.bound("partial") == 32_000
-    in_step = CaptureAmount(tables, cpr_ext.AllRows(), set(), lambda: 0, 1 << 20, overlaps=False)
+    in_step = CaptureAmount(tables, cpr_ext.AllRows(), set(), *of_rows, overlaps=False)
     assert in_step.fits("base")

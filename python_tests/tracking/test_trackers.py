@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
-from cpr_ext.tracking.trackers import unsaved_updates
 
 ROWS = 12
 
@@ -52,5 +51,5 @@ def test_they_are_those_since_each_row_was_last_taken(events):
             taken, counts = undo.pop()
             taken.put_back()
             plain += counts
-        assert unsaved_updates(tracker, 3, 9) == plain[3:9].sum()
+        assert tracker.sum_counts(3, 9) == plain[3:9].sum()
         assert tracker.num_dirty() == np.count_nonzero(plain)

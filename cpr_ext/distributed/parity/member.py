@@ -219,7 +219,7 @@ class ParityMember:
         self._held.forget()
         self.has_spoiled_rows = False
         checkpointer.metrics.parity = self._metrics
-        checkpointer.session.hold_snapshots(self._late.may_save)
+        checkpointer.session.events.may_begin.append(self._late.may_save)
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,

@@ -300,7 +300,7 @@ class OwnRows:
         self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
         self._copies: dict[int, DensePart] = {}  # of the dense state, by state
-        checkpointer.session.listen_to_changes(self)
+        checkpointer.session.events.listeners[:] = [self]
 
     @property
     def part_words(self) -> list[int]:
@@ -374,7 +374,7 @@ class OwnRows:
                 of keys is wrong.
         """
         assert self.log is not None
-        self._checkpointer.session.check_changes()
+        self._checkpointer.session.watch.check()
         self._require_known_arrays()
         self._keys.take(self._before_keys_change)
         with self._lock:

@@ -130,7 +130,7 @@ class Job:
         """End the round, and begin another one with a replacement of one member."""
         self.stop()
         old = self.members[rank]
-        old.checkpointer.session.listen_to_changes(None)
+        old.checkpointer.session.events.listeners.clear()
         directory = self.directory / f"replacement-{self.rounds}"
         self.members[rank] = Member(directory, rank, is_replacement=True, **options)
         return self.recover()
