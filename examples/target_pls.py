@@ -1,6 +1,7 @@
-"""A loop that saves as often as its failures require. Run it from the root of the checkout."""
+"""A loop that saves as often as its failures require."""
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -13,7 +14,8 @@ model = torch.nn.Sequential(torch.nn.EmbeddingBag(100_000, 16, sparse=True), tor
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 generator = torch.Generator().manual_seed(0)
 
-failures = fit_failures(read_failure_log("examples/failure_log.csv", nodes=40))
+log = Path(__file__).with_name("failure_log.csv")
+failures = fit_failures(read_failure_log(log, nodes=40))
 schedule = cpr_ext.TargetPLS(0.02, mtbf_hours=failures.mtbf_hours, total_samples=200 * 128)
 
 with cpr_ext.Checkpointer(

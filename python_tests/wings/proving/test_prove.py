@@ -181,9 +181,8 @@ def test_the_command_ends_with_1_if_something_differs():
         ("transformers_trainer", "transformers", ["_tr_loss", "grad_norm"]),
     ],
 )
-def test_examples_that_train_resume(example, module, ignore, monkeypatch):
+def test_examples_that_train_resume(example, module, ignore):
     pytest.importorskip(module)
-    monkeypatch.chdir(ROOT)  # an example reads a file of it
     proof = prove(str(ROOT / f"examples/{example}.py"), steps=3, ignore=ignore)
     assert proof.is_proven, str(proof)
 
