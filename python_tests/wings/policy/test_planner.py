@@ -41,11 +41,7 @@ def plan(target, *, parity=PARITY, costs=COSTS, shards=8, mtbf=28.0, hours=56.0,
     return Planner(JobSize(hours, shards), costs, mtbf, parity=parity, **options).plan(target)
 
 
-def test_parity_where_little_may_be_lost_and_both_where_two_losses_are_likely():
-    made = plan(1e-4)
-    assert made.recommended.name == "parity"
-    assert made.recommended.recovery == "exact"
-    assert made.reason.startswith("Keep parity in peers' memory, and save all rows every")
+def test_parity_before_cpr_where_two_losses_are_likely():
     made = plan(0.004, shards=1024, mtbf=1.0, hours=720, parity=replace(PARITY, group_size=8))
     assert made.recommended.fallback_chance > 0.01
     assert made.recommended.name == "parity + CPR"

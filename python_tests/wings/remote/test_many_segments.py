@@ -1,4 +1,4 @@
-"""A store of thousands of segments is copied and read with few open files.
+"""Stores of thousands of segments, or parts of one, are copied to S3, and read.
 
 ``pytest -m long -s`` prints times and requests of 5,000 segments; docs/remote.md has them.
 """
@@ -8,7 +8,11 @@ import sys
 
 import pytest
 
-from python_tests.helpers import run_python
+import cpr_ext
+from cpr_ext.wings.remote import objects as remote_objects
+from cpr_ext.wings.remote import open_objects
+from cpr_ext.wings.remote.remote_state import newest_state
+from python_tests.helpers import Trained, assert_same, run_python
 from python_tests.wings.remote.servers import empty_bucket, s3_service
 
 _LONG = (pytest.mark.long, pytest.mark.timeout(3600))
@@ -100,3 +104,36 @@ def test_a_copy_of_many_segments_needs_few_open_files(tmp_path, num_partials, op
     )
     for read in ("fetch", "recovery"):
         assert segments <= results[read]["read"] < segments + 20
+
+
+@pytest.mark.long
+def test_a_segment_of_more_than_10000_of_the_least_parts_is_sent_and_recovered(
+    tmp_path, monkeypatch
+):
+    """S3 takes no part 10,001, and neither does moto. Parts here are small, as the segment is."""
+    pytest.importorskip("moto")
+    from moto.s3 import models
+
+    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr(remote_objects, "PART_BYTES", 256)
+    monkeypatch.setattr(remote_objects, "PART_STEP_BYTES", 256)
+    with s3_service() as service:
+        remote = empty_bucket(service)
+
+        def begin(name, seed):
+            store = cpr_ext.StoreOptions(remote=remote)
+            tables = {"big": (20_000, 32)}  # 2.56 MB
+            trained = Trained(tmp_path / name, tables, seed=seed, num_shards=1, store=store)
+            trained.checkpointer.recover()
+            return trained
+
+        trained = begin("a", 0)
+        trained.save("base")
+        assert trained.store.origin.wait(500)
+        records = newest_state(open_objects(remote)).manifest.records()
+        assert max(record.file_bytes for record in records) > 10_000 * 256
+        rows = trained.rows()
+        trained.checkpointer.close()
+        other = begin("b", 1)
+        assert_same(other.rows(), rows)
+        other.checkpointer.close()
