@@ -1,9 +1,11 @@
 """TorchRec's managed collisions on 1 to 4 ranks: no row returns under another id."""
 
+import shutil
+
 import pytest
 import torch
 
-from python_tests.helpers import open_checkpointer
+from python_tests.helpers import assert_same, flip, open_checkpointer
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
@@ -11,7 +13,7 @@ from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
 
 import cpr_ext
-from cpr_ext.errors import SnapshotFailedWarning, UsageError
+from cpr_ext.errors import DamageError, SnapshotFailedWarning, UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.integrations.torchrec.managed_collisions import ManagedKeys
 from cpr_ext.state.slot_keys import KeyShare
@@ -22,6 +24,7 @@ from python_tests.integrations.managed_job import (
     SLOTS,
     ManagedJob,
     Model,
+    buffers_of,
     make_batch,
     trained,
 )
@@ -49,6 +52,25 @@ def test_no_row_is_recovered_under_another_id_and_full_recovery_continues_bit_fo
     for result in results:
         assert result["warnings"] == []
         assert result["full"] == {"step": 41, "stale": 0, "differing": [], "rows": True}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("job", [2], indirect=True)
+def test_damaged_stores_of_another_number_of_ranks_change_nothing(job, tmp_path):
+    stores = [tmp_path / f"old-{rank}" for rank in range(2)]
+    for rank, store in enumerate(stores):
+        shutil.copytree(job[1] / f"partial-{rank}", store)
+    segment = max(
+        stores[1].glob("segments/*-base.safetensors"), key=lambda path: path.stat().st_size
+    )
+    flip(segment, segment.stat().st_size - 100)
+    job = ManagedJob(tmp_path / "new", seed=3)
+    before = buffers_of(job.model)
+    with pytest.raises(DamageError, match=segment.name):
+        job.ckpt.recover(from_store=stores)
+    assert_same(buffers_of(job.model), before)
+    assert job.rows() == {}
+    job.ckpt.close()
 
 
 @pytest.mark.usefixtures("alone")

@@ -83,17 +83,6 @@ def options(server):
         yield RemoteOptions(plain.address, **server[1], retry_config=ONCE)
 
 
-@pytest.fixture
-def objects():
-    found = MemoryObjects()
-    with (
-        patch("cpr_ext.wings.remote.opening.open_objects", lambda options: found),
-        patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.01),
-        patch.object(range_reading, "FIRST_PAUSE_SECONDS", 0.0),
-    ):
-        yield found
-
-
 @pytest.mark.parametrize("fault", ["throttled", "cut"])
 def test_ranges_are_tried_again(server, options, tmp_path, fault):
     trained = begin(tmp_path / "a", remote=options)

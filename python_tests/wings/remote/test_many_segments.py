@@ -20,12 +20,11 @@ CODE = """
 import json, resource, sys, time
 from collections import Counter
 from pathlib import Path
-import torch
-from torch import nn
 import cpr_ext
 from cpr_ext.wings.tools.maintenance import verify
 from cpr_ext.wings.remote import RemoteOptions, fetch_store, open_objects
 from cpr_ext.wings.remote.objects import StoredObjects
+from python_tests.helpers import Trained, assert_same
 
 service, directory, num_partials, open_files = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
@@ -41,45 +40,38 @@ def note(name, started):
     requests.clear()
 
 def at(place, **options):
-    torch.manual_seed(1)
-    model = nn.Embedding(64, 4, sparse=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    checkpointer = cpr_ext.Checkpointer(
-        model, optimizer, place, priority=cpr_ext.AllRows(),
+    trained = Trained(
+        place, {"table": (64, 4)}, num_shards=1, priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(10**9), store=cpr_ext.StoreOptions(None, **options))
-    checkpointer.recover()
-    return model, optimizer, checkpointer
+    trained.checkpointer.recover()
+    return trained
 
 root = Path(directory)
 options = RemoteOptions("s3://bucket/job", **service)
-model, optimizer, checkpointer = at(root / "store")
+trained = at(root / "store")
 for number in range(num_partials + 1):
-    optimizer.zero_grad()
-    model(torch.tensor([number % 64])).sum().backward()
-    optimizer.step()
-    checkpointer.step(1)
-    checkpointer.save("partial" if number else "base")
-    checkpointer.wait()
-rows = model.weight.detach().clone()
-checkpointer.close(save=False)
+    trained.train(1)
+    trained.save("partial" if number else "base")
+rows = trained.rows()
+trained.checkpointer.close()
 started = time.monotonic()
-_, _, checkpointer = at(root / "store", remote=options)
-assert checkpointer.store.origin.wait(500), checkpointer.remote_status()
+trained = at(root / "store", remote=options)
+assert trained.store.origin.wait(500), trained.checkpointer.remote_status()
 note("copy", started)
-state = checkpointer.store.origin._writer.newest
+state = trained.store.origin._writer.newest
 results["segments"] = len(list(state.manifest.records()))
-results["document_bytes"] = len(checkpointer.store.origin._writer.newest.to_bytes())
-checkpointer.close(save=False)
+results["document_bytes"] = len(state.to_bytes())
+trained.checkpointer.close()
 requests.clear()
 started = time.monotonic()
 fetch_store(open_objects(options), root / "copy")
 note("fetch", started)
 assert verify(root / "copy").is_sound
 started = time.monotonic()
-model, _, checkpointer = at(root / "new", remote=options)
+trained = at(root / "new", remote=options)
 note("recovery", started)
-assert torch.equal(model.weight.detach(), rows)
-checkpointer.close(save=False)
+assert_same(trained.rows(), rows)
+trained.checkpointer.close()
 print(json.dumps(results))
 """
 
