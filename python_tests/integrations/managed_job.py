@@ -19,11 +19,9 @@ from torchrec import (
     EmbeddingConfig,
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -36,8 +34,6 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import cpr_ext
@@ -45,6 +41,7 @@ from cpr_ext import Retention, StoreOptions
 from cpr_ext.errors import CprError, SnapshotFailedWarning, UntrackedChangeWarning
 from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.helpers import open_checkpointer
+from python_tests.integrations.sharded_models import distributed, with_dense_adam
 
 IDS = 2**50
 SLOTS = {"a": 40, "b": 28}
@@ -122,18 +119,7 @@ def sharded(policy, fused, seed=0, *, pooled=True, env=None):
         local_size=dist.get_world_size(),
         device_type="cpu",
     )
-    parallel = DistributedModelParallel(
-        model,
-        env=env or ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan(plan={"bags": plan}),
-        sharders=[sharder],
-    )
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(parallel.named_parameters())),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    )
-    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
+    return with_dense_adam(distributed(model, {"bags": plan}, [sharder], env=env))
 
 
 def make_batch(step, rank):

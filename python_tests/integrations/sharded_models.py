@@ -145,14 +145,7 @@ def sharded(
         for name, tables, sharder in modules
         if hasattr(model, name)
     }  # fmt: skip
-    parallel = DistributedModelParallel(
-        model,
-        env=env or ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan(plan=plans),
-        sharders=sharders,
-        **options,
-    )
+    parallel = distributed(model, plans, sharders, env=env, **options)
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     tables = {n: p for n, p in parameters.items() if same_optimizer and "embedding" in n}
     dense = {n: p for n, p in parameters.items() if n not in tables}
@@ -163,6 +156,27 @@ def sharded(
         )
     optimizers.append(KeyedOptimizerWrapper(dense, lambda p: torch.optim.Adam(p, lr=0.01)))
     return parallel, CombinedOptimizer(optimizers)
+
+
+def distributed(model, plans, sharders, *, env=None, **options):
+    """The model on all ranks, its modules cut by plans."""
+    return DistributedModelParallel(
+        model,
+        env=env or ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan=plans),
+        sharders=sharders,
+        **options,
+    )
+
+
+def with_dense_adam(parallel):
+    """A model on all ranks, and its optimizer: the fused one, and Adam for all else."""
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(parallel.named_parameters())),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    )
+    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
 
 
 def settings_of(fused):

@@ -32,16 +32,11 @@ from cpr_ext.runtime import cuda
 from cpr_ext.saving import background_capture
 from cpr_ext.saving.background_capture import CaptureThread
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from python_tests.integrations.sharded_models import (
     ALONE,
-    FUSED,
     NAMES,
-    PLANS,
-    TABLES,
     PooledDlrm,
     SmallDlrm,
-    copy_parts,
     dense_of,
     held,
     kernels_of,
@@ -54,27 +49,6 @@ from python_tests.integrations.sharded_models import (
 )
 
 pytestmark = ALONE
-
-
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("plan", PLANS)
-def test_tables_and_their_state_are_views_of_the_operators_memory(plan, fused):
-    parallel, _ = sharded(plan, fused)
-    tables = sharded_tables(find_kernels(parallel))
-    assert {table.part.table for table in tables} == set(NAMES.values())
-    for name, (rows, dim, _) in TABLES.items():
-        parts = [table.part for table in tables if table.part.table == NAMES[name]]
-        assert sum(part.shape[0] * part.shape[1] for part in parts) == rows * dim
-    memory = [
-        tensor.untyped_storage().data_ptr()
-        for kernel in kernels_of(parallel)
-        for tensor in (kernel.weights_host, kernel.momentum1_host)
-    ]
-    for table in tables:
-        assert table.array_names() == (["weight"] if fused == "sgd" else ["sum", "weight"])
-        for array in table.arrays().values():
-            assert array.untyped_storage().data_ptr() in memory
-            assert not array.requires_grad
 
 
 def test_a_table_without_a_row_on_this_rank_is_passed_over():
@@ -123,19 +97,8 @@ def capture_late(monkeypatch):
     monkeypatch.setattr(CaptureThread, "pause", pause)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_rows_are_captured_while_training_reads_them_until_the_backward_pass(
-    tmp_path, monkeypatch, ends
-):
+def test_rows_are_captured_while_training_reads_them_until_the_backward_pass(tmp_path, monkeypatch):
     capture_late(monkeypatch)
-    if not ends:
-        note = LookupRecorder._note
-
-        def note_late(self, table, indices):
-            self.is_mid_step = True
-            note(self, table, indices)
-
-        monkeypatch.setattr(LookupRecorder, "_note", note_late)
     options = {
         "schedule": EverySteps(2, when_busy="wait"),
         "priority": AllRows(),
@@ -149,13 +112,12 @@ def test_rows_are_captured_while_training_reads_them_until_the_backward_pass(
             states[step] = held(checkpointer)
         checkpointer.wait()
         points = [each.last_step for each in checkpointer.store.manifest.dense if each.is_complete]
-    are_right = len(points) > 2  # else rows were found that differ from what was saved
+    assert len(points) > 2
     for point in reversed(points):
         parallel, optimizer = sharded("row_wise", seed=1)
         with make_checkpointer(parallel, optimizer, tmp_path, **options) as checkpointer:
             assert checkpointer.recover(at_step=point).step == point
-            are_right &= same_tables(held(checkpointer), states[point])
-    assert are_right == ends
+            assert same_tables(held(checkpointer), states[point])
 
 
 @given(data=st.data())
@@ -232,24 +194,6 @@ def test_a_lookup_on_a_gpu_waits_for_nothing_and_its_update_for_the_offsets_alon
     assert (table.name, indices.tolist()) == ("t", [3, 4])
 
 
-def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):
-    parallel, optimizer = sharded("row_wise")
-    with opened(parallel, optimizer, tmp_path, num_shards=4) as checkpointer:
-        train(parallel, optimizer, checkpointer, 2)
-        checkpointer.save("base").wait_until_done()
-        saved = copy_parts(checkpointer.tables)
-        train(parallel, optimizer, checkpointer, 2)
-        now = copy_parts(checkpointer.tables)
-        report = checkpointer.recover(shards=[1])
-        for (part, then), (_, before), table in zip(saved, now, checkpointer.tables, strict=True):
-            begin, end = part.shape[0] // 4, part.shape[0] * 2 // 4
-            for name, array in table.arrays().items():
-                assert torch.equal(array[begin:end], then[name][begin:end])
-                assert torch.equal(array[:begin], before[name][:begin])
-                assert torch.equal(array[end:], before[name][end:])
-        assert report.rows_stale > 0
-
-
 class Decaying(OptimizerWrapper):
     """A wrapper of a user's own: counts its steps, and has a running mean."""
 
@@ -273,12 +217,6 @@ STAGES = (
 WRAPPED = {
     "warm-up of all": lambda fused, dense: WarmupOptimizer(
         CombinedOptimizer([fused, dense]), list(STAGES), lr=0.2
-    ),
-    "warm-up of the dense part": lambda fused, dense: CombinedOptimizer(
-        [fused, WarmupOptimizer(dense, list(STAGES), lr=0.2)]
-    ),
-    "clipped by norm": lambda fused, dense: CombinedOptimizer(
-        [fused, GradientClippingOptimizer(dense, GradientClipping.NORM, max_gradient=0.01)]
     ),
     "clipped by value, warmed up": lambda fused, dense: CombinedOptimizer(
         [

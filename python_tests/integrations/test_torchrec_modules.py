@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
-from torchrec.distributed import DistributedModelParallel, embedding_tower_sharding
+from torchrec.distributed import embedding_tower_sharding
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
@@ -20,18 +19,22 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer, sharded_tables
-from python_tests.integrations.sharded_models import ALONE, opened, require_resumes, sharded
+from python_tests.integrations.sharded_models import (
+    ALONE,
+    distributed,
+    opened,
+    require_resumes,
+    sharded,
+    with_dense_adam,
+)
 
 pytestmark = ALONE
 TABLES = {"a": 30, "b": 17}
@@ -127,18 +130,7 @@ def build(kind, plan, seed):
         model.inner, {name: cuts[plan]() for name in TABLES},
         sharder=sharders[0], world_size=1, local_size=1, device_type="cpu",
     )  # fmt: skip
-    parallel = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan(plan={"inner": module_plan}),
-        sharders=sharders,
-    )
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(parallel.named_parameters())),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    )
-    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
+    return with_dense_adam(distributed(model, {"inner": module_plan}, sharders))
 
 
 def batch(step, *, is_weighted):

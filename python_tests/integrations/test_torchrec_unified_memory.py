@@ -19,7 +19,6 @@ from torchrec.distributed.embedding_lookup import (
 
 import cpr_ext
 from cpr_ext.errors import UsageError
-from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.integrations.sharded_models import (
@@ -221,23 +220,6 @@ def test_rows_that_are_captured_in_later_steps_are_flushed_then(tmp_path, monkey
         checkpointer.wait()
     rows = plain("mixed", "adagrad", num_steps)
     assert same_tables(stored(tmp_path / "s", "mixed", "adagrad"), rows)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "check"),
-    [
-        *(("flush", check) for check in CHECKS),
-        *(("note_change", check) for check in CHECKS),
-        *(("forget", check) for check in CHECKS[1:]),  # the first restores into another model
-    ],
-)
-def test_the_checks_see_rows_that_are_not_flushed_or_not_forgotten(
-    tmp_path, monkeypatch, mistake, check
-):
-    instead = RowCache.flush if mistake == "forget" else lambda cache: None
-    monkeypatch.setattr(RowCache, mistake, instead)
-    with pytest.raises(AssertionError):
-        check(tmp_path / "s", "mixed", "adagrad", CACHED)
 
 
 def test_a_snapshot_flushes_each_cache_once_and_a_check_none(tmp_path):

@@ -9,17 +9,6 @@ from cpr_ext.errors import DataError, UsageError
 from cpr_ext.wings.policy.failure_log import FailureLog, fit_failures, read_failure_log
 
 
-def test_the_fit_by_hand():
-    # 3 failures in 10 + 20 + 30 + 40 h.
-    log = FailureLog(np.array([10.0, 20, 30, 40]), np.array([True, True, True, False]))
-    fit = fit_failures(log)
-    assert fit.mtbf_hours == 100 / 3
-    # chi-squared quantiles from tables: 17.535 (8 degrees of freedom), 1.237 (6).
-    assert fit.low_hours == pytest.approx(200 / 17.535, rel=1e-3)
-    assert fit.high_hours == pytest.approx(200 / 1.2373, rel=1e-3)
-    assert (fit.num_failures, fit.num_censored) == (3, 1)
-
-
 def test_the_interval_holds_as_often_as_it_says():
     """Jobs that end after 5 to 90 h, if they do not fail before."""
     rng, held = np.random.default_rng(5), []

@@ -9,30 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.wings.policy import JobCosts, JobSize, ParityCosts, Planner
-from cpr_ext.wings.policy.presets import find_preset
 
-NAMES = ["full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-MFU", "CPR-SSU"]
 COSTS = JobCosts(0.1, 0.1, 0.05, 0.05)
 PARITY = ParityCosts(4, steady_share=0.02, rebuild_hours=0.02)
-
-
-def test_the_plan_of_the_abstract():
-    preset = find_preset("abstract-56h")
-    plan = Planner(preset.job, preset.costs, preset.mtbf_hours).plan(preset.target_pls)
-    assert [strategy.name for strategy in plan.strategies] == NAMES
-    full, at_full, vanilla, *prioritized = plan.strategies
-    # The paper's: 8.2-8.5 % to 0.53-0.68 %. Derived: 4.3-4.5 %, and the intervals.
-    assert 0.082 <= full.overhead_fraction <= 0.085
-    assert 2.2 <= full.interval_hours <= 2.3
-    assert 0.043 <= at_full.overhead_fraction <= 0.045
-    assert vanilla.interval_hours == pytest.approx(44.8)
-    for strategy in (vanilla, *prioritized):
-        assert 0.0053 <= strategy.formula_overhead_fraction <= 0.0068
-        assert 0.0053 <= strategy.overhead_fraction <= 0.0068
-        assert strategy.expected.pls <= 0.1
-    assert [s.save_every_hours for s in prioritized] == pytest.approx([5.6] * 3)
-    assert plan.recommended.name == "CPR-MFU"
-    assert plan.reason.startswith("Recover partially and save the 12.5 % most used rows every 5.6")
 
 
 @settings(deadline=None)
@@ -62,11 +41,7 @@ def plan(target, *, parity=PARITY, costs=COSTS, shards=8, mtbf=28.0, hours=56.0,
     return Planner(JobSize(hours, shards), costs, mtbf, parity=parity, **options).plan(target)
 
 
-def test_parity_where_little_may_be_lost_and_both_where_two_losses_are_likely():
-    made = plan(1e-4)
-    assert made.recommended.name == "parity"
-    assert made.recommended.recovery == "exact"
-    assert made.reason.startswith("Keep parity in peers' memory, and save all rows every")
+def test_parity_before_cpr_where_two_losses_are_likely():
     made = plan(0.004, shards=1024, mtbf=1.0, hours=720, parity=replace(PARITY, group_size=8))
     assert made.recommended.fallback_chance > 0.01
     assert made.recommended.name == "parity + CPR"

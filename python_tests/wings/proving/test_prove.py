@@ -130,28 +130,21 @@ def test_other_ways_to_differ(tmp_path, changes, text):
 
 
 @pytest.mark.parametrize(
-    ("source", "text"),
+    ("source", "steps", "text"),
     [
-        ("print('nothing')", "makes no cpr_ext.Checkpointer, so there is nothing to prove"),
-        ("raise SystemExit('no data')", r"ended after 0 steps; .*\(exit status 1\):\n  \| no data"),
+        ("print('nothing')", 5, "makes no cpr_ext.Checkpointer, so there is nothing to prove"),
+        ("raise SystemExit('no')", 5, r"ended after 0 steps; .*\(exit status 1\):\n  \| no"),
+        (LOOP.format(**GOOD), 1, "steps is 1; a proof needs at least 2"),
+        (
+            *(LOOP.format(**{**GOOD, "recover": "pass"}), 5),
+            r"(?s)after the kill at step 1 .*call recover\(\) before",
+        ),
     ],
 )
-def test_a_script_that_trains_nothing_says_so(tmp_path, source, text):
-    script = tmp_path / "train.py"
-    script.write_text(source)
+def test_what_cannot_be_proven_is_refused_with_the_reason(tmp_path, source, steps, text):
+    (tmp_path / "train.py").write_text(source)
     with pytest.raises(UsageError, match=text):
-        prove(str(script))
-
-
-def test_one_step_is_no_proof():
-    with pytest.raises(UsageError, match="steps is 1; a proof needs at least 2"):
-        prove(SCRIPT, steps=1)
-
-
-def test_a_script_that_does_not_recover_shows_the_error_of_its_new_process(tmp_path):
-    script = write(tmp_path / "train.py", recover="pass")
-    with pytest.raises(UsageError, match=r"(?s)after the kill at step 1 .*call recover\(\) before"):
-        prove(script)
+        prove(str(tmp_path / "train.py"), steps=steps)
 
 
 def test_options_whose_losses_are_known_are_replaced_and_named(tmp_path):

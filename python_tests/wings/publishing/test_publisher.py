@@ -23,14 +23,6 @@ from python_tests.wings.publishing.consumers import (
     train_and_save,
     weights,
 )
-from python_tests.wings.tools.maintenance.stores import trained_store
-
-
-@pytest.fixture
-def trained(tmp_path):
-    found = trained_store(tmp_path / "store", snapshots=1)
-    yield found
-    found.die()
 
 
 @pytest.fixture

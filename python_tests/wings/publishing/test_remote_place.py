@@ -17,16 +17,8 @@ from python_tests.wings.publishing.consumers import (
     weights,
 )
 from python_tests.wings.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
-from python_tests.wings.tools.maintenance.stores import trained_store
 
 ADDRESS = "memory:///rows"
-
-
-@pytest.fixture
-def trained(tmp_path):
-    found = trained_store(tmp_path / "store", snapshots=1)
-    yield found
-    found.die()
 
 
 @contextmanager

@@ -41,6 +41,17 @@ class MemoryObjects:
         self.held.pop(key, None)
 
 
+class UnsteadyObjects(MemoryObjects):
+    """Refuses every request while ``is_down``."""
+
+    is_down = False
+
+    def __getattribute__(self, name):
+        if name in ("replace", "write", "list") and self.is_down:
+            raise RemoteError("503 Slow Down")
+        return super().__getattribute__(name)
+
+
 class Cut(BaseException):
     """The process ended here."""
 

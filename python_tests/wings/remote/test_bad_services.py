@@ -3,6 +3,7 @@
 import datetime
 import socket
 import traceback
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -82,17 +83,6 @@ def options(server):
         yield RemoteOptions(plain.address, **server[1], retry_config=ONCE)
 
 
-@pytest.fixture
-def objects():
-    found = MemoryObjects()
-    with (
-        patch("cpr_ext.wings.remote.opening.open_objects", lambda options: found),
-        patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.01),
-        patch.object(range_reading, "FIRST_PAUSE_SECONDS", 0.0),
-    ):
-        yield found
-
-
 @pytest.mark.parametrize("fault", ["throttled", "cut"])
 def test_ranges_are_tried_again(server, options, tmp_path, fault):
     trained = begin(tmp_path / "a", remote=options)
@@ -112,6 +102,20 @@ def test_ranges_are_tried_again(server, options, tmp_path, fault):
     reader = Trained(tmp_path / "copy", SMALL, seed=3, **OPTIONS)
     assert not reader.checkpointer.recover().damaged_segments
     reader.die()
+
+
+def test_a_bucket_that_does_not_exist_or_is_refused_is_named_without_secrets(options, tmp_path):
+    def refused():
+        raise RuntimeError("the role is gone")
+
+    for remote, words in (
+        (replace(options, address="s3://nowhere/job"), "NoSuchBucket"),
+        (replace(options, config={}, credential_provider=refused), "the role is gone"),
+    ):
+        with pytest.raises(RemoteError, match=words) as raised:
+            begin(tmp_path / "a", remote=remote)
+        assert SECRET not in str(raised.value)
+    begin(tmp_path / "a", remote=options).checkpointer.close()
 
 
 def test_secrets_are_in_no_file_no_object_and_no_log(options, tmp_path, caplog):

@@ -7,17 +7,15 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import patch
 
 import pytest
 
 import cpr_ext
 from cpr_ext import StoreOptions
 from cpr_ext.wings.cli.app import run
-from cpr_ext.wings.remote import RemoteError, RemoteOptions, local_store, remote_copy
+from cpr_ext.wings.remote import RemoteOptions, local_store, remote_copy
 from cpr_ext.wings.remote.remote_state import newest_state
 from python_tests.helpers import Trained, assert_same
-from python_tests.wings.remote.faulty_objects import MemoryObjects
 
 SMALL = {"big": (60, 4), "small": (3, 2)}
 OPTIONS = {
@@ -25,28 +23,6 @@ OPTIONS = {
     "staging": cpr_ext.StagingOptions(slot_bytes=1 << 16),
     "num_shards": 2,
 }
-
-
-class UnsteadyObjects(MemoryObjects):
-    """Refuses every request while ``is_down``."""
-
-    is_down = False
-
-    def __getattribute__(self, name):
-        if name in ("replace", "write", "list") and self.is_down:
-            raise RemoteError("503 Slow Down")
-        return super().__getattribute__(name)
-
-
-@pytest.fixture
-def objects():
-    found = UnsteadyObjects()
-    with (
-        patch("cpr_ext.wings.remote.opening.open_objects", lambda options: found),
-        patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.01),
-        patch.object(remote_copy, "LONGEST_PAUSE_SECONDS", 0.02),
-    ):
-        yield found
 
 
 MEMORY = RemoteOptions("memory:///")

@@ -21,7 +21,7 @@ SCENARIO = Scenario(
     costs=JobCosts(0.1, 0.05, 0.02, 0.07),
     pls_target=0.2,
     num_failures=3,
-    parity=ParityCosts(4, steady_share=0.02, rebuild_hours=0.1),
+    parity=ParityCosts(4, steady_share=0.02, rebuild_hours=0.4, rebuild_stall=0.25),
 )
 
 
@@ -62,6 +62,7 @@ def test_full_recovery_is_charged_what_it_computes_again(runs):
     assert overhead["save_hours"] == pytest.approx(0.1 * len(run["saves"]))
     assert overhead["load_hours"] == pytest.approx(3 * 0.05)
     assert overhead["reschedule_hours"] == pytest.approx(3 * 0.07)
+    assert overhead["parity_hours"] == 0
     assert run["overhead_share"] == pytest.approx(sum(overhead.values()) / 56)
 
 

@@ -1,6 +1,5 @@
 """A whole job, exported as the unsharded model: without processes, any cut, any steps."""
 
-import json
 import shutil
 
 import pytest
@@ -11,26 +10,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.errors import StoreError
 from cpr_ext.storage.job_stores import worker_directory
-from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.wings.tools.maintenance import export
-from python_tests.helpers import assert_same, flip
+from python_tests.helpers import assert_same
 from python_tests.recovery.test_resharding import OPTIMIZERS, cuts, saved, whole
 from python_tests.wings.tools.maintenance.jobs import (
     ROWS,
-    WORKER_1,
     WorkerAlone,
     gathered,
     make_job,
     parts_of,
 )
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("jobs") / "job"
-    return directory, make_job(directory)
 
 
 @given(data=st.data())
@@ -64,24 +55,6 @@ def test_any_cut_over_any_stores_is_exported_bit_for_bit(tmp_path_factory, data)
     assert_same(rows, expected)
 
 
-def test_shards_of_different_steps_are_told_in_the_report_and_beside_the_model(tmp_path):
-    workers = make_job(tmp_path / "job", steps=(2, 5, 4))
-    report = export(tmp_path / "job", tmp_path / "out")
-    model = load_file(tmp_path / "out" / "model.safetensors")
-    expected, _ = gathered([workers[1], *workers[1:]])  # the dense part of the furthest
-    expected["items.weight"] = gathered(workers)[0]["items.weight"]
-    assert_same(model, expected)
-    assert (report.step, report.dense_from, report.step_of_rows) == (5, 1, None)
-    assert [(s.worker, s.step, s.num_samples) for s in report.stores] == [
-        (0, 2, 16), (1, 5, 40), (2, 4, 32),
-    ]  # fmt: skip
-    (note,) = report.notes
-    assert "of different steps (2: worker 0; 4: worker 2; 5: worker 1)" in note
-    told = json.loads((tmp_path / "out" / "export.json").read_text())
-    assert [store["step"] for store in told["stores"]] == [2, 5, 4]
-    assert told["files"] == ["export.json", "model.safetensors", "optimizer_rows.safetensors"]
-
-
 def test_full_takes_the_newest_step_that_all_have(tmp_path):
     at_two, workers = [], []
     for rank, part in enumerate(parts_of(2)):
@@ -112,21 +85,6 @@ def test_rows_of_stores_that_do_not_say_which_are_joined_only_when_told_to(tmp_p
         export(tmp_path / "job", tmp_path / "out")
     export(tmp_path / "job", tmp_path / "out", rows_in_order=True)
     assert_same(load_file(tmp_path / "out" / "model.safetensors"), gathered(workers)[0])
-
-
-def test_of_two_jobs_in_a_directory_one_is_chosen_and_damage_in_a_store_is_named(job, tmp_path):
-    shutil.copytree(job[0], tmp_path / "job")
-    make_job(tmp_path / "job", steps=(1, 1))
-    assert len(export(tmp_path / "job", tmp_path / "two", world_size=2).stores) == 2
-    assert export(tmp_path / "job", tmp_path / "three", world_size=3).step == 3
-    with pytest.raises(StoreError, match="none of 4"):
-        export(tmp_path / "job", tmp_path / "four", world_size=4)
-    reader = StoreReader(tmp_path / "job" / WORKER_1)
-    path, newest = reader.path_of(reader.manifest.rows[-1]), reader.manifest.rows[-1]
-    flip(path, newest.header_bytes + 3)
-    with pytest.raises(DamageError, match=rf"worker-00001-of-00003.*{path.name}"):
-        export(tmp_path / "job", tmp_path / "out", world_size=3)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_state_that_a_worker_lacks_and_replicas_that_differ_are_told(tmp_path):

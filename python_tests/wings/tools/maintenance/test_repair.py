@@ -1,18 +1,14 @@
 """A damaged store is made sound again: the newest state that is provable, nothing invented."""
 
 import importlib
-import json
 import random
 import shutil
 
 import pytest
-from click.testing import CliRunner
 
 import cpr_ext
-from cpr_ext.errors import StoreError
-from cpr_ext.wings.cli.app import app
 from cpr_ext.wings.tools.maintenance import repair, verify
-from python_tests.faults.damage_scene import SMALLEST, Scene, Tally, opened
+from python_tests.faults.damage_scene import SMALLEST, Scene, Tally
 from python_tests.faults.mixtures import Run
 from python_tests.faults.repairing import Flips, check_repair, flipped
 from python_tests.helpers import flip
@@ -106,21 +102,6 @@ def test_where_no_snapshot_is_whole_nothing_changes_and_the_way_is_named(scene, 
         "no manifest and no dense part is sound, so nothing shows what the store held. Put the "
         "store back from a copy"
     ]
-
-
-def test_the_command_is_dry_unless_told_and_leaves_a_store_in_training(scene, tmp_path):
-    store, cli = scene.copy(tmp_path / "store"), CliRunner()
-    with opened(store), pytest.raises(StoreError, match="being written by this same process"):
-        repair(store, apply=True)
-    (store / "MANIFEST.json").unlink()
-    dry = cli.invoke(app, ["repair", str(store)])
-    assert dry.exit_code == 1
-    assert "can be repaired" in dry.output
-    assert not (store / "MANIFEST.json").exists()
-    done = cli.invoke(app, ["repair", str(store), "--apply", "--json"])
-    assert done.exit_code == 0
-    assert json.loads(done.output)["is_applied"]
-    assert cli.invoke(app, ["repair", str(store)]).exit_code == 0
 
 
 @pytest.fixture(scope="module")
