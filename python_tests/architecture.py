@@ -24,7 +24,7 @@ CPP_ROOMS: dict[str, set[str]] = {
     "parity": {"core", "staging"},
     "scrub": {"core", "staging", "tracking"},
     "bindings": {
-        *("core", "selection", "tracking", "staging", "storage", "pipeline", "parity", "scrub"),
+        *("core", "selection", "tracking", "staging", "storage", "pipeline", "parity", "scrub")
     },
     "testing": set(),
 }

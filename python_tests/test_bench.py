@@ -215,8 +215,7 @@ def finding_of(results: Any, measure: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "verdict"),
-    [(1.009, "met"), (1.011, "missed: batch 128; limit 1.004x batch 128")],
+    ("ratio", "verdict"), [(1.009, "met"), (1.011, "missed: batch 128; limit 1.004x batch 128")]
 )
 def test_a_target_is_met_only_if_its_worst_value_meets_it(
     tmp_path: Path, ratio: float, verdict: str

@@ -11,13 +11,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.saving.snapshot_rows import SnapshotRows
 from cpr_ext.storage.store import Store
-from python_tests.helpers import (
-    Trained,
-    assert_same,
-    read_chunks,
-    row_records,
-    train_step,
-)
+from python_tests.helpers import Trained, assert_same, read_chunks, row_records, train_step
 
 
 def begun_at(run, num_steps):
@@ -59,15 +53,6 @@ def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
     live = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert metrics.bytes_written >= live
     assert 0 < metrics.max_stall_seconds <= metrics.stall_seconds
-
-
-def test_time_alone_makes_a_snapshot_due(tmp_path):
-    schedule = cpr_ext.EverySteps(10**9) | cpr_ext.EverySeconds(0.05)
-    run = Trained(tmp_path, schedule=schedule, **EXACT)
-    run.train(1)
-    run.checkpointer.wait()
-    time.sleep(0.06)
-    assert begun_at(run, 1) == [(2, "partial")]
 
 
 @pytest.fixture
@@ -190,19 +175,6 @@ def test_small_tables_are_saved_whole_with_each_partial_snapshot(tmp_path):
     chunks = {chunk.table: chunk for chunk in partial_chunks(run)}
     assert chunks["tables.tiny"].row_ids.tolist() == list(range(5))
     assert 0 < len(chunks["tables.large"].row_ids) <= 3 * run.lookups
-
-
-def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
-    options = {"priority": cpr_ext.AllRows(), "schedule": every(3), **EXACT}
-    run = Trained(tmp_path, {"a": (500, 2)}, **options)
-    run.train(1)
-    before = run.rows()["tables.a"]["weight"]
-    run.train(3)
-    run.checkpointer.wait()
-    changed = (run.rows()["tables.a"]["weight"] != before).any(dim=1).nonzero().flatten()
-    (chunk,) = partial_chunks(run)
-    assert set(changed.tolist()) <= set(chunk.row_ids.tolist())
-    assert len(chunk.row_ids) <= 3 * run.lookups
 
 
 def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):

@@ -45,11 +45,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
     run(
         *(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, source),
         # Nobody asks how fast it is.
-        env={
-            **os.environ,
-            "PATH": without_nvcc(),
-            "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O0",
-        },
+        env={**os.environ, "PATH": without_nvcc(), "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O0"},
     )
     (wheel,) = folder.glob("cpr_ext-*.whl")
     environment = folder / "venv"

@@ -1,11 +1,14 @@
 """The public face: what can be imported, what it says of itself, and how fast it is there."""
 
+import errno
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
 
 import cpr_ext
+from cpr_ext import errors
 from python_tests.helpers import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,3 +63,24 @@ def test_the_native_module_is_named_with_likely_causes_when_it_cannot_be_loaded(
     message = run_python(code, is_new=True)
     assert "pip install ." in message
     assert "another Python" in message
+
+
+# --- errors ---
+
+
+def test_errors_have_a_common_base_and_are_pythons_own_and_an_unreadable_file_is_none_of_a_store():
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        assert issubclass(kind, UserWarning if name.endswith("Warning") else errors.CprError)
+    for kind, other in (
+        (errors.RowIndexError, IndexError),
+        (errors.NanError, ArithmeticError),
+        (errors.StorageError, OSError),
+        (errors.CudaError, RuntimeError),
+        (errors.DamageError, errors.StoreError),
+    ):
+        assert issubclass(kind, other)
+    assert not issubclass(errors.StorageError, errors.StoreError)
+    error = errors.StorageError(errno.ENOSPC, "cannot write 'x': the disk is full", "x")
+    assert (error.errno, error.filename) == (errno.ENOSPC, "x")
+    assert str(error) == "cannot write 'x': the disk is full"
+    assert str(errors.StorageError("no number")) == "no number"

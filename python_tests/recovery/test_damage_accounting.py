@@ -5,14 +5,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import DamageError
-from python_tests.helpers import (
-    Trained,
-    array_offset,
-    assert_same,
-    flip,
-    read_chunks,
-    row_records,
-)
+from python_tests.helpers import Trained, array_offset, assert_same, flip, read_chunks, row_records
 
 NUM_SHARDS = 2
 TABLES = {"a": (60, 3)}

@@ -7,47 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-import cpr_ext
 from cpr_ext.checkpointer import dense_capture
 from cpr_ext.errors import SnapshotFailedWarning
 from cpr_ext.saving.amount import CaptureAmount
 from cpr_ext.tracking.inventory import Inventory
 from python_tests.helpers import (
     Trained,
-    copy_rows,
     make_indices,
     open_checkpointer,
     short_windows,
     train_step,
 )
 from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, train_until_captured
-
-
-def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.Embedding(2000, 8), nn.Embedding(900, 8)])
-    optimizers = [torch.optim.Adagrad([table.weight], lr=0.1) for table in model]
-    for table, optimizer in zip(model, optimizers, strict=True):
-
-        def update(parameter, optimizer=optimizer):
-            optimizer.step()
-            optimizer.zero_grad()
-
-        table.weight.register_post_accumulate_grad_hook(update)
-    ckpt = open_checkpointer(
-        model, optimizers, tmp_path, overlap="always", schedule=cpr_ext.EverySteps(1000),
-        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10),
-    )  # fmt: skip
-    rows = {}
-    with short_windows():
-        for step in range(1, 13):
-            sum(table(torch.randint(0, 900, (60,))).sum() for table in model).backward()
-            rows[step] = copy_rows(ckpt.tables)
-            ckpt.step()
-    ckpt.wait()
-    assert ckpt.metrics.failed_snapshots == 0
-    assert_captured(ckpt, rows)
-    ckpt.close()
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -77,22 +48,6 @@ def test_weights_may_be_clipped_after_the_optimizers_step_in_a_snapshot_over_man
     run.checkpointer.wait()
     assert_captured(run.checkpointer, rows)
     run.checkpointer.close()
-
-
-def test_a_compiled_optimizer_step_is_not_captured_torn(tmp_path):
-    """Whether the hooks run inside a compiled step or not, what is committed is exact."""
-    run = Trained(tmp_path, TABLES, optimizer="sgd", **OPTIONS)
-    optimizer = run.optimizers[0]
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    saved = [dict(hook) for hook in hooks]
-    for hook in hooks:
-        hook.clear()  # as if the step had been compiled without them
-    with short_windows(), pytest.warns(SnapshotFailedWarning, match="changed outside"):
-        run.train(3)
-    for hook, old in zip(hooks, saved, strict=True):
-        hook.update(old)
-    run.save("base")
-    assert_captured(run.checkpointer, {run.checkpointer.step_count: run.rows()})
 
 
 def test_tables_that_cannot_be_captured_meanwhile_are_captured_in_step(tmp_path):

@@ -262,25 +262,6 @@ def begin(run, kind, **options):
     return snapshot
 
 
-def assert_captured(run, rows):
-    run.ckpt.wait()
-    die(run.ckpt)
-    fresh, optimizer = with_momentum()
-    with open_checkpointer(fresh, optimizer, run.directory, save_at_close=False) as ckpt:
-        ckpt.recover()
-        assert torch.equal(fresh["t0"].weight, rows)
-
-
-def test_rows_that_an_optimizer_begins_to_move_are_captured_before(overlapping):
-    run = overlapping
-    begin(run, "base")
-    rows = run.model["t0"].weight.detach().clone()
-    set_momentum(run, 0.9)
-    train(run, 5)
-    assert not torch.equal(run.model["t0"].weight[7], rows[7])
-    assert_captured(run, rows)
-
-
 def test_the_check_of_a_snapshot_that_recovery_gives_up_ends(overlapping):
     run = overlapping
     begin(run, "base")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError, UsageError
+from cpr_ext.errors import SnapshotError, StorageError, UsageError
 from cpr_ext.saving.saver import Saver
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
@@ -158,18 +158,6 @@ def test_close_does_not_raise_again_what_wait_raised(run, monkeypatch):
         with pytest.raises(SnapshotError):
             run.checkpointer.wait()
     run.checkpointer.close()
-
-
-def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "_commit", refuse)
-        run.checkpointer.save()
-        run.checkpointer._saver.in_flight.wait_until_done()
-        with pytest.warns(SnapshotFailedWarning):
-            run.train(1)
-    run.checkpointer.save()
-    run.checkpointer.close()
-    assert run.checkpointer.metrics.failed_snapshots == 1
 
 
 def test_wait_keeps_its_time(tmp_path, monkeypatch):

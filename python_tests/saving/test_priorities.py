@@ -7,12 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext import (
-    AllRows,
-    LargestChange,
-    MostFrequentlyUsed,
-    SubSampledUsed,
-)
+from cpr_ext import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table

@@ -7,11 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
-from cpr_ext.state.precision import (
-    PRECISIONS,
-    Precision,
-    precision_of_row,
-)
+from cpr_ext.state.precision import PRECISIONS, Precision, precision_of_row
 from python_tests.rounding import bound, decode_rows, encode_rows, round_rows
 
 ROUNDED = PRECISIONS[1:]

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.table import Table
-from cpr_ext.storage.file_names import MANIFEST_FILE, PREVIOUS_FILE
+from cpr_ext.storage.file_names import (
+    MANIFEST_FILE,
+    PREVIOUS_FILE,
+    parse_segment_name,
+    segment_name,
+)
 from cpr_ext.storage.store import Store
 from python_tests.helpers import Trained
 from python_tests.storage.records import record
@@ -169,3 +176,25 @@ def test_retaining_and_rolling_back_keep_what_is_needed(tmp_path):
     assert store.is_empty
     assert snapshots(store) == ([], [])
     store.close()
+
+
+# --- the names of its files ---
+
+
+@given(snapshot=st.integers(0, 10**12), kind=st.sampled_from(["base", "partial", "dense"]))
+def test_a_segments_name_is_read_back(snapshot, kind):
+    assert parse_segment_name(segment_name(snapshot, kind)) == (snapshot, kind)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "00000001-base", "1-base.safetensors", "MANIFEST.json"),
+        *("00000001-other.safetensors", "00000001-00000-base.safetensors"),
+        *("000000001-base.safetensors", "00000001-base.safetensors.tmp"),
+        *("x00000001-dense.safetensors", "../00000001-dense.safetensors"),
+        *("00000001-dense.safetensors\n", "0000000\u0661-dense.safetensors"),
+    ],
+)
+def test_no_other_name_is_a_segment(name):
+    assert parse_segment_name(name) is None

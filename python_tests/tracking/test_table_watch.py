@@ -41,22 +41,6 @@ def test_evaluation_counts_nothing_and_training_in_eval_mode_does(run):
     assert run.counts() == {1: 1, 2: 1}
 
 
-def test_a_batch_that_is_skipped_leaves_no_trace(run):
-    with pytest.raises(IndexError):
-        backward(run, 5, N)
-    run.optimizers[0].zero_grad()
-    backward(run, 3)
-    run.optimizers[0].zero_grad()  # infinite: the scaler does not call step()
-    run.ckpt.step()
-    assert run.counts() == {}
-    assert not run.ckpt._watch.has_stepped
-    backward(run, 6)
-    run.optimizers[0].step()
-    run.ckpt.step()
-    assert run.counts() == {6: 1}
-    assert run.ckpt.step_count == 3
-
-
 def test_a_parameter_given_as_table_counts_without_a_module(tmp_path):
     class Functional(nn.Module):
         def __init__(self):

@@ -1,14 +1,10 @@
 """Changes of tables that no optimizer made: reported once, and saved."""
 
-import copy
-import warnings
-
 import pytest
 import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import UntrackedChangeWarning
 from python_tests.helpers import die
 from python_tests.tracking.watched import NEVER, N, backward, make_plain, plain
 
@@ -18,51 +14,6 @@ def train_rows(run, *rows):
     backward(run, *rows)
     run.optimizers[0].step()
     run.ckpt.step()
-
-
-def clamp(run):
-    with torch.no_grad():
-        run.model.weight.clamp_(-0.1, 0.1)
-
-
-def reset_a_row(run):
-    with torch.no_grad():
-        run.model.weight[17] = 0.0
-
-
-def load(run):
-    run.model.load_state_dict({"weight": torch.ones(N, 4)})
-
-
-def scale_state(run):
-    run.optimizers[0].state[run.model.weight]["sum"].mul_(0.5)
-
-
-def replace_state_tensor(run):
-    run.optimizers[0].state[run.model.weight]["sum"] = torch.full((N, 4), 3.0)
-
-
-def load_optimizer(run):
-    run.optimizers[0].load_state_dict(copy.deepcopy(run.optimizers[0].state_dict()))
-
-
-@pytest.mark.parametrize(
-    "change", [clamp, reset_a_row, load, scale_state, replace_state_tensor, load_optimizer]
-)
-def test_a_change_outside_is_reported_once_and_the_next_snapshot_is_complete_and_right(
-    tmp_path, change
-):
-    run = plain(tmp_path, torch.optim.Adagrad)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for row in (3, 4):
-            change(run)
-            backward(run, row)
-            run.optimizers[0].step()
-            run.ckpt.step()
-        assert run.save().is_complete
-    assert len([each for each in warned if each.category is UntrackedChangeWarning]) == 1
-    run.assert_recovers(lambda: make_plain(torch.optim.Adagrad))
 
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
