@@ -2,7 +2,6 @@
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed.elastic.rendezvous import api
@@ -20,16 +19,6 @@ QUICK = TimeOuts(join_seconds=1.0, heartbeat_seconds=0.5)
 
 def seat(place, rank, job, *, world_size=2, secret=SECRET, time_outs=QUICK):
     return Rendezvous(Identity(rank, world_size, *place, job, secret=secret), time_outs)
-
-
-def test_workers_that_meet_share_the_store_of_their_round(place):
-    seats = [seat(place, rank, "meet", time_outs=TimeOuts()) for rank in range(2)]
-    for text in (b"first", b"second"):
-        with ThreadPoolExecutor() as pool:
-            one, other = pool.map(Rendezvous.join, seats)
-        assert not one.check(["key"])
-        one.set("key", text)
-        assert other.get("key") == text
 
 
 @pytest.fixture
