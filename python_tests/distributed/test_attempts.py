@@ -210,11 +210,7 @@ def exact(**parity):
         ({}, {"num_steps": 13}, "num_steps (workers [0]: 12; workers [1]: 13)"),
         ({}, {"check_every_steps": 7}, "check_every_steps (workers [0]: 1000; workers [1]: 7)"),
         ({}, exact(), "recovery (workers [0]: partial; workers [1]: exact)"),
-        (
-            exact(),
-            exact(every_steps=2),
-            "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)",
-        ),
+        (exact(), exact(every_steps=2), "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)"),
     ],
 )
 def test_options_that_differ_are_named_at_once(nursery, tmp_path, place, one, other, said):
