@@ -11,7 +11,7 @@ from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import rendezvous
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.distributed.torchrun import CprRendezvous
-from cpr_ext.errors import RendezvousError, UsageError
+from cpr_ext.errors import RendezvousError
 
 SECRET = "of-the-tests-of-the-rendezvous-and-no-other"
 QUICK = TimeOuts(join_seconds=1.0, heartbeat_seconds=0.5)
@@ -93,5 +93,3 @@ def test_a_wrong_secret_is_an_error_with_the_remedy(place, agent_of, monkeypatch
     assert not stranger.all_noted(["anything"])
     with pytest.raises(api.RendezvousConnectionError, match="refused this worker's secret; give"):
         agent_of("wrong", wrong).next_rendezvous()
-    with pytest.raises(UsageError, match="the job has no secret"):
-        seat(place, 0, "none", secret=None)
