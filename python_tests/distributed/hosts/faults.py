@@ -112,7 +112,7 @@ def zombie(trial, rank):
 def second_launcher(trial, rank):
     """A healthy worker's rank is wanted by another process, on another host."""
     first = trial.cluster.pids[rank]
-    second = trial.start_second(rank, trial.another_host(rank))
+    second = trial.start_on(rank, trial.another_host(rank), stores="a second launcher's")
     trial.pass_time(0.5, 3.0)
     if trial.chance.random() < 0.5:  # a loss: there will be a round
         killed(trial, (rank + 1) % trial.world_size)

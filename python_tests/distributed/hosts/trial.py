@@ -104,9 +104,6 @@ class Trial:
     def wrong(self, right):
         return violations(self, right)
 
-    def final(self, rank):
-        return self.finals()[rank]
-
     def finals(self):
         return self.cluster.finals()
 
@@ -121,10 +118,7 @@ class Trial:
             self.stores_of[rank] = stores
         self._start_again(rank)
 
-    def start_second(self, rank, host):
-        return self._start_on(rank, host, stores="a second launcher's")
-
-    def _start_on(self, rank, host, **changed):
+    def start_on(self, rank, host, **changed):
         addresses = {**self.settings["addresses"], str(rank): self.network.address(host)}
         return self.cluster.start_another(
             rank, self.nurseries[host], addresses=addresses, **changed
@@ -159,7 +153,7 @@ class Trial:
 
     def _start_again(self, rank):
         changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}
-        self.cluster.pids[rank] = self._start_on(rank, self.host_of[rank], **changed)
+        self.cluster.pids[rank] = self.start_on(rank, self.host_of[rank], **changed)
         self.life_of[rank] = self.cluster.life(rank)
 
     def is_done(self, rank):
