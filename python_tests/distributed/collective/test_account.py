@@ -137,3 +137,6 @@ def test_a_job_that_goes_back_tells_nothing_of_samples_that_it_trains_again():
     waiting = LossAccount.empty(3)  # worker 1 was not there when they told
     again = told.united(waiting).going_back_to(0).add([0, 0, 0], 0)
     assert again.beyond(waiting.going_back_to(0)) == (0, 0, 0)
+    account = LossAccount.empty(2).add([10, 40], 60)
+    assert account.going_back_to(50).counted == (((10, 50),), ((40, 50),))
+    assert account.going_back_to(10).counted == ((), ())
