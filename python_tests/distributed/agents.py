@@ -104,10 +104,10 @@ class Started(Watched):
 
 
 def order(folder, rank, what):
-    """Have a worker do something at a point, ``POINT WHAT [SECONDS]``."""
+    """Have a worker do something at a point, ``POINT WHAT [SECONDS]``; the file that says so."""
     new = folder / f"command-{rank}.new"
     new.write_text(what)
-    new.replace(folder / f"command-{rank}")
+    return new.replace(folder / f"command-{rank}")
 
 
 class Agents(Started):

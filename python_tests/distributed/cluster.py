@@ -105,37 +105,33 @@ class Cluster(Watched):
     """Workers of one job, and the process that hosts their rendezvous.
 
     Args:
-        nurseries: of these the ranks are forked in turn; the first forks the rendezvous' host.
+        nurseries: of these the ranks are forked in turn.
+        meeting: forks the rendezvous' host; by default the first of them does.
+        serve: module and function that the host runs.
     """
 
-    serve = ("python_tests.distributed.meeting_place", "serve")
-
-    def __init__(self, nurseries, directory, **settings):
+    def __init__(self, nurseries, directory, *, meeting=None, serve=None, **settings):
         directory.mkdir(parents=True, exist_ok=True)
         time_outs = {**QUICK, **settings.pop("time_outs", {})}
         self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
         self.stores = directory / self.settings.stores
-        self._nurseries = nurseries
+        self._nurseries, self._meeting = nurseries, meeting or nurseries[0]
+        self._serve = serve or ("python_tests.distributed.meeting_place", "serve")
         self._nursery_of, self.pids, self._lives = {}, {}, {}
         self.start_host(is_first=True)
 
     def start(self, *ranks, **changed):
         """Start these workers, or all; again if they were started before."""
         for rank in ranks or self.ranks:
-            life = self._lives[rank] = self._lives.get(rank, 0) + 1
-            settings = asdict(replace(self.settings, **changed))
-            nursery = self._nurseries[rank % len(self._nurseries)]
-            command = ("call", "python_tests.distributed.job", "run_worker", settings, rank, life)
-            self.pids[rank] = self._fork(nursery, *command)
+            self.pids[rank] = self.start_another(rank, **changed)
 
     def start_another(self, rank, nursery=None, **changed):
-        """Start a second process of this rank and return it; the first stays in ``pids``."""
-        first, used = self.pids[rank], self._nurseries
-        self._nurseries = [nursery] * len(used) if nursery else used
-        self.start(rank, **changed)
-        self._nurseries = used
-        second, self.pids[rank] = self.pids[rank], first
-        return second
+        """Start a process of this rank and return it; ``pids`` has the one before still."""
+        life = self._lives[rank] = self._lives.get(rank, 0) + 1
+        settings = asdict(replace(self.settings, **changed))
+        nursery = nursery or self._nurseries[rank % len(self._nurseries)]
+        command = ("call", "python_tests.distributed.job", "run_worker", settings, rank, life)
+        return self._fork(nursery, *command)
 
     def _fork(self, nursery, *command):
         pid = nursery.ask(*command)
@@ -166,7 +162,7 @@ class Cluster(Watched):
     def start_host(self, *, is_first=False):
         place, log = (self.settings.host, self.settings.port), str(self.folder / "log-host")
         given = (*place, self.settings.secret, log, is_first)
-        self._host = self._fork(self._nurseries[0], "call", *self.serve, *given)
+        self._host = self._fork(self._meeting, "call", *self._serve, *given)
 
     def exit_code(self, rank, seconds=100):
         return self.wait_for_exit(self.pids[rank], seconds)

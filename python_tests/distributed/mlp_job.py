@@ -67,15 +67,8 @@ def unused(mlp):
     return DistributedDataParallel(mlp, find_unused_parameters=True)
 
 
-def hook(mlp):
-    ddp = DistributedDataParallel(mlp)
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return ddp
-
-
-def builtin_hook(mlp):
-    ddp = DistributedDataParallel(mlp)
-    ddp._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+def hooked(mlp, register, *hook):
+    getattr(ddp := DistributedDataParallel(mlp), register)(*hook)
     return ddp
 
 
@@ -91,7 +84,11 @@ VARIANTS = {
     "static graph": lambda mlp: DistributedDataParallel(mlp, static_graph=True),
     "views": lambda mlp: DistributedDataParallel(mlp, gradient_as_bucket_view=True),
     "compiled": lambda mlp: torch.compile(DistributedDataParallel(mlp), backend="eager"),
-    "unused": unused, "hook": hook, "builtin hook": builtin_hook, "normed": normed,
+    "hook": lambda mlp: hooked(mlp, "register_comm_hook", None, default_hooks.fp16_compress_hook),
+    "builtin hook": lambda mlp: hooked(
+        mlp, "_register_builtin_comm_hook", dist.BuiltinCommHookType.FP16_COMPRESS
+    ),
+    "unused": unused, "normed": normed,
 }  # fmt: skip
 
 
@@ -161,21 +158,14 @@ def after_step(step, change):
     member.ParityMember.finish_step = finish
 
 
-def change_unseen(number):
-    """The row of that number, by a write that PyTorch does not count."""
-
-    def change(parity):
-        parity._own.tables[0].weight.data[number] += 1.0
-
-    return change
+def change_unseen(parity):
+    """A row, by a write that PyTorch does not count."""
+    parity._own.tables[0].weight.data[7] += 1.0
 
 
-def write_by_hand(number):
-    def write(parity):
-        with torch.no_grad():
-            parity._own.tables[0].weight[number] = 0.0
-
-    return write
+def write_by_hand(parity):
+    with torch.no_grad():
+        parity._own.tables[0].weight[7] = 0.0
 
 
 def damage(parity):
@@ -195,8 +185,8 @@ POINTS = {
     "protect": lambda n: dies_in(member.ParityMember, "_start_sending", n),
 }
 FAULTS = {
-    "rows change unseen": lambda: after_step(3, change_unseen(7)),
-    "a row is written by hand": lambda: after_step(3, write_by_hand(7)),
+    "rows change unseen": lambda: after_step(3, change_unseen),
+    "a row is written by hand": lambda: after_step(3, write_by_hand),
     "parity is damaged": lambda: after_step(4, damage),
 }
 

@@ -200,8 +200,8 @@ def test_each_step_is_trained_once_whatever_happened_in_it(
     assert ends[0]["fate"][:STEPS] == [1.0] * STEPS
 
 
-def exact(**parity):
-    return {"recovery": "exact", "parity": {"group_size": 2, **parity}}
+EXACT = {"recovery": "exact", "parity": {"group_size": 2}}
+EVERY_SECOND = {"recovery": "exact", "parity": {"group_size": 2, "every_steps": 2}}
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,8 @@ def exact(**parity):
     [
         ({}, {"num_steps": 13}, "num_steps (workers [0]: 12; workers [1]: 13)"),
         ({}, {"check_every_steps": 7}, "check_every_steps (workers [0]: 1000; workers [1]: 7)"),
-        ({}, exact(), "recovery (workers [0]: partial; workers [1]: exact)"),
-        (
-            exact(),
-            exact(every_steps=2),
-            "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)",
-        ),
+        ({}, EXACT, "recovery (workers [0]: partial; workers [1]: exact)"),
+        (EXACT, EVERY_SECOND, "Parity(every_steps=) (workers [0]: 1; workers [1]: 2)"),
     ],
 )
 def test_options_that_differ_are_named_at_once(nursery, tmp_path, place, one, other, said):

@@ -87,14 +87,6 @@ def test_a_rendezvous_that_hangs_for_good_ends_the_job(make_cluster):
     assert re.search(r"waited 4 s at [\d.:]+, which does not answer \(", cluster.logs())
 
 
-def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):
-    cluster = make_cluster(num_steps=100, world_size=2, time_outs={"join_seconds": 2.0})
-    cluster.start(0)
-    cluster.start(1, batch_size=31)
-    assert cluster.exit_codes(40) == {0: 1, 1: 1}
-    assert "UsageError: a batch of 31 cannot be shared by 2 workers" in cluster.logs()
-
-
 def test_loading_may_take_longer_than_a_collective(make_cluster):
     time_outs = {"collective_seconds": 2.0}
     cluster = make_cluster(num_steps=30, **TWO, load_seconds=3.0, time_outs=time_outs)

@@ -41,15 +41,6 @@ def make_job(opened, folder, num_hosts, *, collective_seconds=2.0, **settings):
     return network, nurseries, cluster
 
 
-def replace(cluster, nurseries, network, rank, **changed):
-    """By a process on the first host."""
-    addresses = {**cluster.settings.addresses, str(rank): network.address(0)}
-    replaced = cluster.pids[rank]
-    another = cluster.start_another(rank, nurseries[0], addresses=addresses, **changed)
-    cluster.pids[rank] = another
-    return replaced
-
-
 def test_a_worker_that_stops_is_no_loss_and_a_machine_that_is_cut_off_returns_or_is_replaced(
     opened, tmp_path
 ):
@@ -71,7 +62,8 @@ def test_a_worker_that_stops_is_no_loss_and_a_machine_that_is_cut_off_returns_or
         assert (last["recovery"]["lost"], set(last["recovery"]["bytes_read"])) == ([], {0})
         assert last["tables"] == lost["tables"]
     network.cut(2)
-    replaced = replace(cluster, nurseries, network, 2)
+    replaced, addresses = cluster.pids[2], {**cluster.settings.addresses, "2": network.address(0)}
+    cluster.pids[2] = cluster.start_another(2, nurseries[0], addresses=addresses)
     cluster.wait_for_recovery(3, 0, 1)
     step = cluster.step(0)
     cluster.wait_until(lambda: cluster.step(0) > step + 2)

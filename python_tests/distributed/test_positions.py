@@ -26,8 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.wings.callbacks.loops import ResumableLoader
-from python_tests.distributed.cluster import PATIENT
-from python_tests.distributed.losses import require_states
+from python_tests.distributed.losses import mlp, require_states
 from python_tests.distributed.mlp_job import MlpJob
 from python_tests.helpers import die, differences
 
@@ -146,7 +145,7 @@ LOADERS = {
     "stateful, workers that stay": lambda: shuffled(
         StatefulDataLoader, generator=own(), persistent_workers=True, **TWO
     ),
-    "stateful, now and then": lambda: shuffled(
+    "stateful, every third step": lambda: shuffled(
         StatefulDataLoader, generator=own(), snapshot_every_n_steps=3, **TWO
     ),
     "iterable": lambda: DataLoader(Lines(), BATCH),
@@ -283,13 +282,8 @@ def fits(loader, engine):
         return engine in ("loop", "pipeline")
     if loader == "noise":
         return not engine.startswith("pipeline")
-    is_global = loader in (
-        "no generator",
-        "iterable",
-        "stateful, no generator",
-        "NumPy's generator",
-    )
-    return not is_global or engine != "pipeline over epochs"
+    draws_globally = ("no generator", "iterable", "stateful, no generator", "NumPy's generator")
+    return loader not in draws_globally or engine != "pipeline over epochs"
 
 
 CELLS = [cell for cell in itertools.product(LOADERS, ENGINES) if fits(*cell)]
@@ -333,11 +327,8 @@ def try_cell(loader, engine, lives, folder, kind=Life):
         seen |= life.seen
         life.end()
     expected, state = whole(loader, engine)
-    found = [
-        f"step {s}: {seen.get(s)}, not {expected[s]}"
-        for s in expected
-        if seen.get(s) != expected[s]
-    ]
+    wrong = [step for step in expected if seen.get(step) != expected[step]]
+    found = [f"step {step}: {seen.get(step)}, not {expected[step]}" for step in wrong]
     return found + differences(life.state(), state)
 
 
@@ -401,46 +392,28 @@ class Reading(MlpJob):
         return torch.tensor(self.ids).repeat(16)[:16] % 40
 
 
-def reading(recovery, loader):
-    parity = {} if recovery == "partial" else {"group_size": 2}
-    options = {"draws": True, "loader": loader, **parity}
-    where = (__name__, "Reading")
-    settings = {"job": where, "world_size": 2, "recovery": recovery, "time_outs": PATIENT}
-    return {
-        **settings,
-        "num_steps": 12,
-        "every_steps": 4,
-        "priority": "AllRows",
-        "options": options,
-    }
-
-
-WORKERS = {
-    "exact": ("exact", "stateful"),
-    "full": ("full", "generator"),
-    "partial": ("partial", "file"),
-}
-
-
-@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize(
+    ("recovery", "loader"), [("exact", "stateful"), ("full", "generator"), ("partial", "file")]
+)
 def test_workers_that_die_three_times_in_an_epoch_train_each_sample_once(
-    name, make_cluster, untouched
+    make_cluster, untouched, recovery, loader
 ):
-    settings = reading(*WORKERS[name])
+    settings = mlp(recovery=recovery, num_steps=12, loader=loader)
+    settings["job"] = (__name__, "Reading")
+    if recovery == "partial":
+        del settings["options"]["group_size"]
     deaths = {1: [["reduced", 6], ["optimizer", 8], ["forward", 9]]}
     cluster = make_cluster(deaths=deaths, **settings)
     cluster.run()
     assert len(cluster.recoveries()) == 4
-    if name != "partial":
+    if recovery != "partial":
         require_states(cluster, untouched(settings))
     for rank in cluster.ranks:
-        loader = (
-            File(rank) if settings["options"]["loader"] == "file" else LOADERS[WORKERS[name][1]]()
-        )
-        epochs = itertools.chain.from_iterable(loader for _ in range(EPOCHS))
+        batches = File(rank) if loader == "file" else LOADERS[loader]()
+        epochs = itertools.chain.from_iterable(batches for _ in range(EPOCHS))
         expected = {step: batch.tolist() for step, batch in zip(range(12), epochs, strict=False)}
         found = {e["step"]: e["ids"] for e in cluster.events(rank, "batch")}
-        if name == "partial":  # who died in a step does not train it again, if a survivor has
+        if recovery == "partial":  # a step in which it died is not trained again
             found |= {step: expected[step] for step in (6, 8, 9) if step not in found}
         assert found == expected
 

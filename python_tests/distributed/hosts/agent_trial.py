@@ -9,8 +9,9 @@ import signal
 import time
 
 from python_tests.distributed.agents import Agents
+from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.hosts import faults
-from python_tests.distributed.hosts.trial import HostsCluster, Trial
+from python_tests.distributed.hosts.trial import Trial
 
 MADE = ("directory", "port")  # of its own
 NUM_RESTARTS = 100
@@ -19,7 +20,7 @@ ADOPT_SECONDS = 1
 NUM_STEPS = 400
 
 
-class AgentCluster(HostsCluster):
+class AgentCluster(Cluster):
     """Of each rank it knows the newest process that has begun."""
 
     def begin(self, network, num_agents):
@@ -119,8 +120,7 @@ class AgentTrial(Trial):
 
     def make_cluster(self):
         settings = {**self.settings, "addresses": {}}
-        *nurseries, meeting = self.nurseries
-        cluster = AgentCluster(nurseries, meeting, self.folder, serve=self.serve, **settings)
+        cluster = self.cluster_of(AgentCluster, self.nurseries[:-1], **settings)
         cluster.start = lambda: cluster.begin(self.network, self.world_size + 1)
         return cluster
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from python_tests.distributed.job import Job
+from python_tests.distributed.job import Job, die
 
 ROWS, DIM, BATCH = 400, 8, 16
 MODES = {  # the recovery, and options of parity
@@ -131,26 +131,26 @@ class FateJob(Job):
             return
         self.command.unlink()
         self.journal.write("obeys", what=what, point=point, parent=os.getppid())
-        if what in ("sleep", "hold"):  # the second keeps the interpreter
-            library = {"sleep": ctypes.CDLL, "hold": ctypes.PyDLL}[what](None)
-            whole, part = divmod(float(*seconds), 1)
-            library.sleep(int(whole)), library.usleep(int(1e6 * part))
-            return
-        if what == "wait":  # until somebody kills it
-            signal.pause()
-        if what == "leave":
-            self.worker.leave()
-            return
-        if what == "_exit":
-            os._exit(3)
-        if what == "exit":
-            sys.exit(0)
-        if what == "raise":
-            raise ValueError("the test says so")
-        if what == "segv":
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-            ctypes.string_at(0)
-        os.kill(os.getpid(), signal.SIGKILL)
+        match what:
+            case "sleep" | "hold":  # the second keeps the interpreter
+                library = {"sleep": ctypes.CDLL, "hold": ctypes.PyDLL}[what](None)
+                whole, part = divmod(float(*seconds), 1)
+                library.sleep(int(whole)), library.usleep(int(1e6 * part))
+            case "wait":  # until somebody kills it
+                signal.pause()
+            case "leave":
+                self.worker.leave()
+            case "_exit":
+                os._exit(3)
+            case "exit":
+                sys.exit(0)
+            case "raise":
+                raise ValueError("the test says so")
+            case "segv":
+                signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+                ctypes.string_at(0)
+            case "kill":
+                die()
 
     def final_state(self, job):
         """All that must end in the same bits."""

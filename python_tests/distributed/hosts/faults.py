@@ -3,6 +3,7 @@
 import os
 import signal
 
+from python_tests.distributed.agents import order
 from python_tests.distributed.hosts.fate_job import POINTS
 
 LONG, SHORT = (4.5, 7.0), (0.3, 2.0)  # than the time-out of a collective, which is 3 s
@@ -26,10 +27,7 @@ def asked_to_end(trial, rank):
 
 def says(what):
     def at_a_point(trial, rank):
-        path = trial.folder / f"command-{rank}"
-        new = path.with_suffix(".new")
-        new.write_text(f"{trial.chance.choice(POINTS)} {what}")
-        new.replace(path)
+        path = order(trial.folder, rank, f"{trial.chance.choice(POINTS)} {what}")
         trial.wait_for(lambda: not path.exists() or trial.is_over(), f"worker {rank} to obey")
 
     return at_a_point
@@ -114,7 +112,7 @@ def zombie(trial, rank):
 def second_launcher(trial, rank):
     """A healthy worker's rank is wanted by another process, on another host."""
     first = trial.cluster.pids[rank]
-    second = trial.start_second(rank, trial.another_host(rank))
+    second = trial.start_on(rank, trial.another_host(rank), stores="a second launcher's")
     trial.pass_time(0.5, 3.0)
     if trial.chance.random() < 0.5:  # a loss: there will be a round
         killed(trial, (rank + 1) % trial.world_size)

@@ -48,9 +48,9 @@ def _of_recoveries(trial):
 
 def _of_fates(trial):
     """Each step at most once, and as many are missing as was reported."""
-    later = [said[0] for said in list(rounds(trial).values())[1:]]
+    later, finals = [said[0] for said in list(rounds(trial).values())[1:]], trial.finals()
     for rank in range(trial.world_size):
-        fates = trial.final(rank)["model"]["fates.weight"].flatten()
+        fates = finals[rank]["model"]["fates.weight"].flatten()
         odd = [(step, n) for step, n in enumerate(fates.tolist()) if n not in (0.0, 1.0)]
         if odd:
             yield f"worker {rank}: steps had another number of times than 0 or 1: {odd}"
@@ -64,8 +64,8 @@ def _of_fates(trial):
 def _of_bits(trial, right):
     if trial.mode.startswith("partial") or not is_exact(trial):
         return
-    for rank in range(trial.world_size):
-        for name in differences(right[rank], trial.final(rank)):
+    for rank, final in enumerate(trial.finals()):
+        for name in differences(right[rank], final):
             yield f"worker {rank}: other bits than without faults: {name}"
 
 

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.hosts.oracle import rounds
-from python_tests.distributed.hosts.trial import HostsCluster, Trial
+from python_tests.distributed.hosts.trial import Trial
 from python_tests.distributed.namespaces import hosts, or_skipped
 from python_tests.helpers import assert_same
 
@@ -41,9 +42,8 @@ class ManyTrial(Trial):
         self.settings["options"] |= {"group_size": GROUP, "parity_hosts": nodes}
 
     def make_cluster(self):
-        *nurseries, meeting = self.nurseries
-        by_rank = [nurseries[machine] for machine in self.host_of.values()]
-        return HostsCluster(by_rank, meeting, self.folder, **self.settings)
+        by_rank = [self.nurseries[machine] for machine in self.host_of.values()]
+        return self.cluster_of(Cluster, by_rank, **self.settings)
 
     def ranks_of(self, *nodes):
         return sorted(self.each * node + n for node in nodes for n in range(self.each))

@@ -28,23 +28,10 @@ class ViolationError(Exception):
     """The job did what it must never do."""
 
 
-class HostsCluster(Cluster):
-    """The rendezvous is on a host without a worker."""
-
-    def __init__(self, nurseries, meeting, directory, *, serve=None, **settings):
-        self._meeting = meeting
-        self.serve = serve or self.serve
-        super().__init__(nurseries, directory, **settings)
-
-    def start_host(self, *, is_first=False):
-        used, self._nurseries = self._nurseries, [self._meeting]
-        super().start_host(is_first=is_first)
-        self._nurseries = used
-
-
 class Trial:
     """Args:
-    around: a network and a nursery on each of its hosts, as ``namespaces.hosts`` gives them.
+    around: a network and a nursery on each of its hosts, as ``namespaces.hosts`` gives them;
+        the rendezvous is on the last one.
     mode, model, hands: by chance if they are None.
     """
 
@@ -104,18 +91,18 @@ class Trial:
             self.cluster.close()
 
     def make_cluster(self):
-        *nurseries, meeting = self.nurseries
         if self.settings["options"]["model"] == "torchrec":
-            for nursery in nurseries:  # imported once, not in every worker
+            for nursery in self.nurseries[:-1]:  # imported once, not in every worker
                 done = nursery.ask("call", JOBS["torchrec"][0], "imported")
                 assert nursery.ask("wait", done, 60) == 0
-        return HostsCluster(nurseries, meeting, self.folder, serve=self.serve, **self.settings)
+        return self.cluster_of(Cluster, self.nurseries[:-1], **self.settings)
+
+    def cluster_of(self, kind, nurseries, **settings):
+        meeting = self.nurseries[-1]
+        return kind(nurseries, self.folder, meeting=meeting, serve=self.serve, **settings)
 
     def wrong(self, right):
         return violations(self, right)
-
-    def final(self, rank):
-        return self.finals()[rank]
 
     def finals(self):
         return self.cluster.finals()
@@ -131,10 +118,7 @@ class Trial:
             self.stores_of[rank] = stores
         self._start_again(rank)
 
-    def start_second(self, rank, host):
-        return self._start_on(rank, host, stores="a second launcher's")
-
-    def _start_on(self, rank, host, **changed):
+    def start_on(self, rank, host, **changed):
         addresses = {**self.settings["addresses"], str(rank): self.network.address(host)}
         return self.cluster.start_another(
             rank, self.nurseries[host], addresses=addresses, **changed
@@ -169,7 +153,7 @@ class Trial:
 
     def _start_again(self, rank):
         changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}
-        self.cluster.pids[rank] = self._start_on(rank, self.host_of[rank], **changed)
+        self.cluster.pids[rank] = self.start_on(rank, self.host_of[rank], **changed)
         self.life_of[rank] = self.cluster.life(rank)
 
     def is_done(self, rank):

@@ -56,18 +56,6 @@ def tear(trainer):
         trainer.weight[new] = 7.0
 
 
-def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer):
-    known = trained(trainer, STEPS)
-    assert trainer.map.num_evicted > SLOTS / 2
-    for state in (STEPS, STEPS - 1, STEPS - 2):
-        tear(trainer)
-        trainer.own.go_back(state)
-        assert trainer.all() == known[state]
-        trainer.own.find_wrong_rows()
-        assert trainer.own.obstacle == ""
-        assert {**known, **trained(trainer, STEPS - state)} == known  # and the same way again
-
-
 @pytest.mark.parametrize("trainer", [1, 4], indirect=True)  # the steps of a delta
 def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(trainer):
     known = trained(trainer, STEPS)

@@ -169,15 +169,6 @@ def test_deltas_keep_parity_up_to_date_and_lead_it_back(begun, stride, parts):
     assert torch.equal(torch.cat([parity.words for parity in held]), states[state])
 
 
-def copy_rows(source, target, state, piece=1000):
-    """Rows as of a state, by part."""
-    for part, words in enumerate(source.own.part_words):
-        for begin in range(0, words, piece):
-            copy = torch.zeros(min(piece, words - begin), dtype=torch.int64)
-            source.own.read(state, part, begin, copy)
-            target.own.write(part, begin, copy)
-
-
 def test_rows_are_read_as_of_the_state_before_while_and_after_a_step_changes_them(tmp_path):
     """A lost worker's rows are decoded from them while this worker trains."""
     trainer = Trainer(tmp_path)
@@ -229,7 +220,10 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(begun)
     replacement.own.restore(2, whole, kept, everything)
     assert "rebuilt rows differ from their checksums: table 'large'" in replacement.own.obstacle
     assert replacement.dense() == before
-    copy_rows(lost, replacement, 2)
+    for part, words in enumerate(lost.own.part_words):
+        copy = torch.zeros(words, dtype=torch.int64)
+        lost.own.read(2, part, 0, copy)
+        replacement.own.write(part, 0, copy)
     replacement.own.restore(2, whole, kept, everything)
     assert (replacement.own.obstacle, replacement.checkpointer.step_count) == ("", 2)
     assert torch.equal(rows(replacement), rows(lost))

@@ -27,16 +27,10 @@ def limited():
     return Table("items", bag.weight, torch.optim.SGD([bag.weight], lr=0.1), [bag])
 
 
-def fused():
-    table = table_of()
-    table.lookups = object()
-    return table
-
-
-def never_changed():
-    table = table_of(None)
-    table.weight.requires_grad_(False)
-    return table
+FUSED = table_of()
+FUSED.lookups = object()
+NEVER_CHANGED = table_of(None)
+NEVER_CHANGED.weight.requires_grad_(False)
 
 
 EVERY_ROW = "changes every row.*Use SGD without mom"
@@ -52,10 +46,10 @@ EVERY_ROW = "changes every row.*Use SGD without mom"
         (table_of("Adam"), False, None, None),  # a small one
         (limited(), False, None, "has a max_norm"),
         (table_of(None), False, None, "no torch optimizer updates it"),
-        (never_changed(), False, None, None),
+        (NEVER_CHANGED, False, None, None),
         (table_of(), True, None, None),
         (table_of(), True, 1, "on a GPU.*leave out rebuild_bytes"),
-        (fused(), True, None, "on a GPU.*keep them in CPU"),
+        (FUSED, True, None, "on a GPU.*keep them in CPU"),
     ],
 )
 def test_tables_that_parity_cannot_protect_are_refused(monkeypatch, table, on_gpu, rate, says):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpr_ext.distributed.collective.connections import close_connections
-from cpr_ext.distributed.parity import exchange, protocol, row_requests
+from cpr_ext.distributed.parity import exchange, row_requests
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
 from cpr_ext.saving.metrics import ParityMetrics
@@ -45,23 +45,6 @@ def train(pair, step, *members):
         pair[2][n].submit(step)
 
 
-def test_a_step_is_acknowledged_once_every_member_has_it(pair):
-    trainers, held, senders = pair
-    begin = [trainer.words() for trainer in trainers]
-    for step in range(1, 5):
-        train(pair, step)
-        for trainer, sender in zip(trainers, senders, strict=True):
-            sender.wait_until(lambda acked, own=trainer.own: protocol.may_change(own.log, acked))
-    for n, parity in enumerate(held):
-        assert torch.equal(parity.words, begin[1 - n] ^ trainers[1 - n].words())
-        assert parity.logs[PAIR[1 - n]].newest == 4
-        kept = parity.own_part(PAIR[1 - n], 4)
-        expected = trainers[1 - n].own.to_keep(4)
-        assert all(map(torch.equal, kept, expected))
-        with pytest.raises(KeyError):
-            parity.own_part(PAIR[1 - n], 1)
-
-
 def test_at_the_end_no_delta_is_under_way(pair):
     _, held, senders = pair
     senders[0].wait_until_sent()  # nothing was submitted
@@ -95,16 +78,6 @@ def test_nothing_is_applied_once_a_sender_has_stopped(pair):
         senders[0].wait_until(lambda acked: acked >= 1)
 
 
-def test_an_obstacle_crosses_to_the_holder(pair):
-    trainers, held, senders = pair
-    trainers[0].own.obstacle = "something changed"
-    train(pair, 1)
-    for sender in senders:
-        sender.wait_until(lambda acked: acked >= 1)
-    said = ["", "rows of worker 4 changed outside their optimizer"]
-    assert [parity.obstacle for parity in held] == said
-
-
 def test_members_at_different_steps_are_an_error():
     def send(rank, group):
         with pytest.raises(RuntimeError, match=r"different steps: \[3, 4\]"):
@@ -130,19 +103,6 @@ def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch, direct_wo
     together(*(partial(call, *member) for member in enumerate(connected(3))))
     assert torch.equal(got[3:], (values[0] ^ values[1] ^ values[2])[3:])
     assert not got[:3].any()
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_numbers_and_words_of_members_reach_all(size):
-    groups = connected(size)
-    given = [[rank, 2**62 + rank, -rank - 1] for rank in range(size)]
-    found = together(*map(partial, [exchange.gather_numbers] * size, groups, given))
-    assert found == [given] * size
-    for source, count in ((0, 5), (size - 1, 1), (0, 0)):
-        words = [torch.full((count,), 10 * rank) for rank in range(size)]
-        call = exchange.broadcast_words
-        together(*(partial(call, groups[n], source, words[n]) for n in range(size)))
-        assert all(torch.equal(some, torch.full((count,), 10 * source)) for some in words)
 
 
 def late(seconds, call):

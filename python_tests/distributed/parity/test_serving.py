@@ -15,13 +15,7 @@ from cpr_ext.distributed import Identity, Parity
 from cpr_ext.distributed.collective import process_group
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.process_group import Round
-from cpr_ext.distributed.collective.recovery_decision import (
-    Encode,
-    Rebuild,
-    Return,
-    Status,
-    decide,
-)
+from cpr_ext.distributed.collective.recovery_decision import Encode, Rebuild, Return, Status, decide
 from cpr_ext.distributed.parity import encoding
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.member import ParityMember

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous import host as host_module
-from cpr_ext.distributed.rendezvous import wire
+from cpr_ext.distributed.rendezvous import host_connection, wire
 from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
@@ -97,40 +97,20 @@ def test_a_worker_with_another_secret_is_refused_and_the_host_says_so(host):
     assert SECRET not in said
 
 
-class Wiretap:
-    """Passes on one connection to the host and keeps what the worker said."""
+def test_what_a_worker_said_once_is_refused_if_somebody_says_it_again(host, monkeypatch):
+    heard, send = bytearray(), host_connection._send
 
-    def __init__(self, place):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.place = self.listener.getsockname()
-        self.heard = bytearray()
-        self._target = place
-        threading.Thread(target=self._pass_on, daemon=True).start()
+    def overheard(connected, content, deadline):
+        heard.extend(content)
+        send(connected, content, deadline)
 
-    def _pass_on(self):
-        worker, _ = self.listener.accept()
-        host = socket.create_connection(self._target)
-        threading.Thread(target=self._copy, args=(host, worker, None), daemon=True).start()
-        self._copy(worker, host, self.heard)
-        host.close()
-
-    def _copy(self, source, target, kept):
-        with suppress(OSError):
-            while part := source.recv(4096):
-                if kept is not None:
-                    kept += part
-                target.sendall(part)
-
-
-def test_what_a_worker_said_once_is_refused_if_somebody_says_it_again(host):
-    tap = Wiretap(host.place)
-    recorded = HostConnection(Identity(0, 2, *tap.place, secret=SECRET))
-    with closing(recorded):
+    with monkeypatch.context() as patched, closing(host.connection()) as recorded:
+        patched.setattr(host_connection, "_send", overheard)
         write(recorded, "step", "old")
-    assert len(tap.heard) > 64
-    assert SECRET.encode() not in tap.heard
+    assert len(heard) > 64
+    assert SECRET.encode() not in heard
     write(host.connection(), "step", "new")
-    for content in (tap.heard, tap.heard + tap.heard):
+    for content in (heard, heard + heard):
         with socket.create_connection(host.place, 2) as again:
             again.sendall(content)
             with suppress(OSError):

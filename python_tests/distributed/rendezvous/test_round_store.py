@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -55,17 +54,6 @@ def test_what_members_of_a_round_leave_in_its_store_is_there_for_its_members_onl
     second = RoundStore(connection(place, "rounds"), meet(place, 0, "two", "rounds"))
     assert not second.check(["key"])
     assert not store.check(["key"])  # nobody is in that round any more
-
-
-def test_a_value_is_waited_for_until_it_is_there_or_time_is_up(place):
-    round_id = meet(place, 0, "one", "waits")
-    store = RoundStore(connection(place, "waits"), round_id)
-    threading.Timer(0.2, RoundStore(connection(place, "waits"), round_id).set, ("k", "v")).start()
-    assert store.get("k") == b"v"
-    began = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="1 of 1 values were not there in time: missing"):
-        store.wait(["missing"], timedelta(seconds=0.3))
-    assert 0.2 < time.monotonic() - began < 30
 
 
 def test_all_values_are_had_by_one_request_and_what_is_missing_is_named(place):
