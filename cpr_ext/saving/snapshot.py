@@ -185,8 +185,9 @@ class Snapshot:
         self.last_step = step
         self.num_samples = num_samples
         holds_all, self.compared = self.rows.judge(were_captured_at_once=self.is_at_once)
+        self.is_candidate = self.rows.first_step == step and holds_all
         self._dense, is_accounted = self._copy_dense(self.rows.count_waiting)
-        self.is_candidate = self.rows.first_step == step and is_accounted and holds_all
+        self.is_candidate = self.is_candidate and is_accounted
 
     def commit(self) -> None:
         """Finish both segments and commit them together. On the commit thread."""
