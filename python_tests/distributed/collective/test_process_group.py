@@ -296,16 +296,11 @@ def left_without_descriptors(rank, group, meet):
     handler = logging.Handler()
     handler.emit = lambda record: reported.append(record.getMessage())
     logging.getLogger("cpr_ext").addHandler(handler)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
-    taken = []
-    with contextlib.suppress(OSError):
-        while True:
-            taken.append(os.dup(1))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # None is free then, even if gloo closes some as another member leaves.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     group.abort()
-    for descriptor in taken:
-        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     return reported
 
 
