@@ -39,6 +39,7 @@ _CONNECTING = 2  # SYN_SENT
 _PEER_NAME = 28  # SO_PEERNAME: also of a connection that is not made yet
 _IN_EPOLL = re.compile(r"events: *([0-9a-f]+).* ino:([0-9a-f]+)")
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_duplicated: Counter[int] = Counter()  # by inode: one of each thread that closes connections
 # By how an address begins in memory, how many bytes :func:`_packed` gives of it.
 _ADDRESS_BYTES = {struct.pack("=H", socket.AF_INET): 8, struct.pack("=H", socket.AF_INET6): 24}
 
@@ -127,6 +128,9 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
         connections = [held.enter_context(each) for each in _find(stores)]
         if not connections:
             return
+        inodes = [os.fstat(each.fileno()).st_ino for each in connections]
+        _duplicated.update(inodes)
+        held.callback(_duplicated.subtract, inodes)
         deadline = time.monotonic() + _LONGEST_SECONDS
         _wait_for_rest(connections, deadline)
         _shut_down(connections, socket.SHUT_RD)
@@ -265,12 +269,13 @@ def _received(connections: Sequence[socket.socket]) -> int:
 
 
 def _are_held_here(connections: Sequence[socket.socket]) -> bool:
-    """Return whether this process has another descriptor of one of them: gloo's."""
+    """Return whether this process has a descriptor of one of them that is no duplicate: gloo's."""
     counts: Counter[int] = Counter()
     for descriptor in Path("/dev/fd").iterdir():
         with suppress(OSError):
             counts[descriptor.stat().st_ino] += 1
-    return any(counts[os.fstat(each.fileno()).st_ino] > 1 for each in connections)
+    inodes = (os.fstat(each.fileno()).st_ino for each in connections)
+    return any(counts[inode] > _duplicated[inode] for inode in inodes)
 
 
 def _state(connection: socket.socket) -> int:

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_other_sockets_descriptors_and_locks_of_files_stay_as_they_were(tmp_path
     close_connections([addresses, others])  # which peers have closed already
     close_connections([])
     assert time.monotonic() - begin < 5
+
+
+def test_threads_that_close_connections_at_once_do_not_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", SECONDS)
+    begin = time.monotonic()
+    (_, addresses), _members = formed(2, seconds=SECONDS)
+    threads = [threading.Thread(target=close_connections, args=([addresses],)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < SECONDS / 2
 
 
 def test_a_store_passes_on_all_that_torch_asks_of_it():
